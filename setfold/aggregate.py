@@ -1,0 +1,201 @@
+"""What a state keeps, and what is read from it.
+
+A `Statistic` is what a state keeps: a commutative monoid on a few tensors, with an identity, a way
+to absorb a chunk and a way to join. An `Aggregate` is one way of reading a statistic; several
+aggregates may read the same one (sum, mean, weighted_mean and mass all read sums), so a list of
+aggregates costs no more state than it must.
+
+    aggregate       reads                                  statistic
+    sum             sum_i c_ij                             sum
+    mean            sum_i c_ij / n                         sum
+    weighted_mean   sum_i W_ij v_i / sum_i W_ij            sum
+    mass            sum_i W_ij / n                         sum
+    max, min        max_i c_ij, min_i c_ij                 max, min
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from setfold.errors import InputError, NotRemovableError
+from setfold.kernels.precision import accumulator_dtype
+
+Parts = tuple[Tensor, ...]  # the tensors of one statistic, each (B, ...)
+
+
+class Statistic(ABC):
+    """A commutative monoid on tuples of tensors: what a state keeps of the elements it saw."""
+
+    name: ClassVar[str]
+    removable: ClassVar[bool] = False
+    empty: ClassVar[float]
+
+    def identity(self, *shapes: Sequence[int], device: torch.device) -> Parts:
+        """The parts of a set without elements."""
+        dtype = accumulator_dtype(device)
+        return tuple(torch.full(tuple(s), self.empty, dtype=dtype, device=device) for s in shapes)
+
+    @abstractmethod
+    def absorb(self, values: Tensor, mask: Tensor | None) -> Tensor:
+        """Aggregate values (B, n, ...) over the elements that the mask (B, n) shows."""
+
+    @abstractmethod
+    def join(self, left: Parts, right: Parts) -> Parts:
+        """The parts of the union of two disjoint sets."""
+
+    def remove(self, left: Parts, right: Parts) -> Parts:
+        """The parts of `left` without the elements of `right`."""
+        raise NotRemovableError(
+            f"elements cannot be removed from a {self.name}: what was second is not in the state. "
+            'Use aggregate="sum", "mean" or "weighted_mean", or fold the remaining elements anew.'
+        )
+
+
+class Sum(Statistic):
+    """Running totals."""
+
+    name, removable, empty = "sum", True, 0.0
+
+    def absorb(self, values: Tensor, mask: Tensor | None) -> Tensor:
+        """
+        >>> Sum().absorb(torch.tensor([[1.0, 2.0, 4.0]]), torch.tensor([[True, False, True]]))
+        tensor([5.], dtype=torch.float64)
+        """
+        if mask is not None:
+            values = values * _spread(mask, values)
+        return values.sum(1, dtype=accumulator_dtype(values.device))
+
+    def join(self, left: Parts, right: Parts) -> Parts:
+        return tuple(a + b for a, b in zip(left, right, strict=True))
+
+    def remove(self, left: Parts, right: Parts) -> Parts:
+        return tuple(a - b for a, b in zip(left, right, strict=True))
+
+
+class Max(Statistic):
+    """Running element-wise maxima."""
+
+    name, empty = "max", -torch.inf
+
+    def absorb(self, values: Tensor, mask: Tensor | None) -> Tensor:
+        if values.shape[1] == 0:
+            return values.new_full((values.shape[0], *values.shape[2:]), self.empty)
+        if mask is not None:
+            values = values.masked_fill(~_spread(mask, values), self.empty)
+        return values.amax(1)
+
+    def join(self, left: Parts, right: Parts) -> Parts:
+        return tuple(torch.maximum(a, b) for a, b in zip(left, right, strict=True))
+
+
+class Min(Statistic):
+    """Running element-wise minima: the maximum of the negated values, negated."""
+
+    name, empty = "min", torch.inf
+
+    def absorb(self, values: Tensor, mask: Tensor | None) -> Tensor:
+        return -Max().absorb(-values, mask)
+
+    def join(self, left: Parts, right: Parts) -> Parts:
+        return tuple(torch.minimum(a, b) for a, b in zip(left, right, strict=True))
+
+
+STATISTICS: dict[str, Statistic] = {s.name: s for s in (Sum(), Max(), Min())}
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """One way of reading a statistic.
+
+    Attributes:
+        name: what users write.
+        statistic: the name of the statistic that it reads.
+        finish: (value, count, mass) -> reading, each broadcastable against the value.
+        needs_mass: reads the weights themselves, so that an encoder without weights has none.
+        cancels: is linear in the weights, so that adding slots up makes attention vanish.
+        width: numbers per slot; None for as many as the value has.
+    """
+
+    name: str
+    statistic: str
+    finish: Callable[[Tensor, Tensor, Tensor], Tensor]
+    needs_mass: bool = False
+    cancels: bool = False
+    width: int | None = None
+
+
+AGGREGATES: dict[str, Aggregate] = {
+    a.name: a
+    for a in (
+        Aggregate("sum", "sum", lambda value, count, mass: value, cancels=True),
+        Aggregate("mean", "sum", lambda value, count, mass: value / count, cancels=True),
+        Aggregate("weighted_mean", "sum", lambda value, count, mass: value / mass, needs_mass=True),
+        Aggregate("mass", "sum", lambda value, count, mass: mass / count, needs_mass=True, width=1),
+        Aggregate("max", "max", lambda value, count, mass: value),
+        Aggregate("min", "min", lambda value, count, mass: value),
+    )
+}
+
+
+def parse_aggregates(aggregate: str | Sequence[str], *, weighted: bool) -> tuple[Aggregate, ...]:
+    """Look up one aggregate or several, in the order in which they are read side by side.
+
+    Args:
+        aggregate: a name or a sequence of names.
+        weighted: whether the encoder weighs its elements, so that there is a mass to read.
+
+    >>> [a.name for a in parse_aggregates(["weighted_mean", "max"], weighted=True)]
+    ['weighted_mean', 'max']
+    """
+    names = (aggregate,) if isinstance(aggregate, str) else tuple(aggregate)
+    allowed = [a.name for a in AGGREGATES.values() if weighted or not a.needs_mass]
+    unknown = [name for name in names if name not in allowed]
+    if unknown or not names or len(set(names)) < len(names):
+        raise InputError(
+            f"aggregate must be one of {', '.join(allowed)}, or a list of different ones; got {aggregate!r}."
+        )
+    return tuple(AGGREGATES[name] for name in names)
+
+
+def statistics_of(aggregates: Sequence[Aggregate]) -> tuple[str, ...]:
+    """The names of the statistics that some aggregates read, each once.
+
+    >>> statistics_of(parse_aggregates(["sum", "max", "mean"], weighted=False))
+    ('sum', 'max')
+    """
+    return tuple(dict.fromkeys(a.statistic for a in aggregates))
+
+
+def read(
+    aggregates: Sequence[Aggregate], values: dict[str, Tensor], count: Tensor, mass: Tensor | None
+) -> Tensor:
+    """Read all aggregates side by side along the last dimension; empty sets read as zeros.
+
+    Args:
+        aggregates: which, and in what order.
+        values: by statistic, (B, ..., p).
+        count: (B,), the number of elements.
+        mass: (B, ...), the sum of weights, where elements are weighed.
+    """
+    some = next(iter(values.values()))
+    present = _spread(count > 0, some)
+    elements = torch.where(present, _spread(count, some), 1).to(some.dtype)
+    tiny = torch.finfo(some.dtype).tiny
+    weight = elements if mass is None else mass.unsqueeze(-1).clamp_min(tiny)
+    weight = torch.where(present, weight, 1)
+    readings = []
+    for aggregate in aggregates:
+        value = torch.where(present, values[aggregate.statistic], 0)
+        readings.append(aggregate.finish(value, elements, weight))
+    return torch.where(present, torch.cat(readings, -1), 0)
+
+
+def _spread(per_set: Tensor, like: Tensor) -> Tensor:
+    """Trailing dimensions of size 1 until `per_set` broadcasts against `like`."""
+    return per_set.reshape(*per_set.shape, *(1,) * (like.dim() - per_set.dim()))

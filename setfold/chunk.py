@@ -1,0 +1,109 @@
+"""A piece of some sets, checked once and for all."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from setfold.errors import InputError
+
+
+class Chunk(NamedTuple):
+    """Elements of B sets: dense (B, n, d) with an optional mask, or ragged (N, d) with an index."""
+
+    elements: Tensor
+    mask: Tensor | None
+    index: Tensor | None
+    sets: int
+
+    @classmethod
+    def checked(
+        cls,
+        elements: Tensor,
+        mask: Tensor | None,
+        index: Tensor | None,
+        *,
+        sets: int,
+        width: int | None,
+    ) -> Chunk:
+        """Check shapes, dtypes and ranges; blank out what the mask hides.
+
+        Args:
+            elements: (B, n, d) or, with an index, (N, d).
+            mask: (B, n) bool, True where present.
+            index: (N,) integers in [0, sets).
+            sets: the number B of sets of the state.
+            width: the d that the encoder takes, or None for any trailing shape.
+        """
+        if not isinstance(elements, Tensor):
+            raise InputError(f"elements must be a tensor; got {type(elements).__name__}.")
+        if index is not None:
+            return cls._checked_ragged(elements, mask, index, sets, width)
+        shape = elements.shape
+        fits = len(shape) >= 3 if width is None else len(shape) == 3 and shape[2] == width
+        if not fits or shape[0] != sets:
+            raise InputError(
+                f"elements must be ({sets}, n, {'...' if width is None else width}), for the {sets} "
+                f"sets of the state; got {tuple(shape)}.{_advice(elements, sets, width)}"
+            )
+        if mask is not None:
+            if mask.dtype != torch.bool or mask.shape != shape[:2]:
+                raise InputError(
+                    f"mask must be bool {tuple(shape[:2])}, True where an element is present; "
+                    f"got {mask.dtype} {tuple(mask.shape)}."
+                )
+            if mask.device != elements.device:
+                raise InputError(f"mask is on {mask.device}, elements on {elements.device}.")
+            hidden = ~mask.reshape(*shape[:2], *(1,) * (len(shape) - 2))
+            elements = elements.masked_fill(hidden, 0)  # padding may hold anything, NaN too
+        return cls(elements, mask, None, sets)
+
+    @classmethod
+    def _checked_ragged(
+        cls, elements: Tensor, mask: Tensor | None, index: Tensor, sets: int, width: int | None
+    ) -> Chunk:
+        if mask is not None:
+            raise InputError("give a mask for dense elements or an index for ragged ones, not both.")
+        fits = elements.dim() >= 2 if width is None else elements.dim() == 2 and elements.shape[1] == width
+        if not fits:
+            raise InputError(
+                f"with an index, elements must be (N, {'...' if width is None else width}); "
+                f"got {tuple(elements.shape)}."
+            )
+        if index.shape != elements.shape[:1] or index.dtype not in (torch.int64, torch.int32):
+            raise InputError(
+                f"index must be int64 ({elements.shape[0]},), the set of each element; "
+                f"got {index.dtype} {tuple(index.shape)}."
+            )
+        if index.device != elements.device:
+            raise InputError(f"index is on {index.device}, elements on {elements.device}.")
+        if index.numel():
+            low, high = (int(bound) for bound in torch.aminmax(index))
+            if low < 0 or high >= sets:
+                wrong = low if low < 0 else high
+                raise InputError(f"index must be in 0..{sets - 1} for {sets} sets; found {wrong}.")
+        return cls(elements, None, index.long(), sets)
+
+    def count(self) -> Tensor | int:
+        """The number of elements, by set (B,) or the same for all."""
+        if self.index is not None:
+            return torch.bincount(self.index, minlength=self.sets)
+        return self.elements.shape[1] if self.mask is None else self.mask.sum(1)
+
+    def one_set(self, number: int) -> tuple[Tensor, Tensor | None]:
+        """The elements (1, n, d) and mask (1, n) of one set."""
+        if self.index is not None:
+            return self.elements[self.index == number].unsqueeze(0), None
+        mask = None if self.mask is None else self.mask[number : number + 1]
+        return self.elements[number : number + 1], mask
+
+
+def _advice(elements: Tensor, sets: int, width: int | None) -> str:
+    """What a newcomer most often meant."""
+    if elements.dim() == 2 and (width is None or elements.shape[1] == width):
+        return " For one set, add a batch dimension with elements.unsqueeze(0)."
+    if elements.dim() >= 3 and elements.shape[0] != sets:
+        return f" Begin with encoder.initial_state({elements.shape[0]}) for {elements.shape[0]} sets."
+    return ""

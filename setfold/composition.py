@@ -1,0 +1,125 @@
+"""features -> streaming encoder -> head: the one composition that serves all models."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from setfold.encoder import StreamingSetEncoder
+from setfold.errors import CancelledAttentionWarning, InputError
+from setfold.state import Statistics
+
+
+class Composition(StreamingSetEncoder):
+    """features (per element) -> streaming encoder -> head (on the readout); still a fold.
+
+    Args:
+        encoder: any streaming encoder.
+        features: a module applied to each element: (N, ...) -> (N, d). Where the state has a
+            context it is called as features(elements (B, n, ...), context (B, ...)) -> (B, n, d).
+        head: any module on the encoder's readout (B, ...).
+
+    >>> import setfold
+    >>> model = setfold.Composition(
+    ...     features=nn.Sequential(nn.Linear(3, 16), nn.ReLU()),
+    ...     encoder=setfold.SlotSetEncoder(dim_in=16, num_slots=4, dim_slot=8, dim_out=8),
+    ...     head=nn.Sequential(nn.Flatten(), nn.Linear(32, 10)),
+    ... )
+    >>> model(torch.randn(2, 100, 3)).shape
+    torch.Size([2, 10])
+    """
+
+    def __init__(
+        self,
+        encoder: StreamingSetEncoder,
+        features: nn.Module | None = None,
+        head: nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+        self.features = features
+        self.encoder = encoder
+        self.head = head
+        self.dim_in = encoder.dim_in if features is None else None
+        self.aggregates = encoder.aggregates
+        self.slot_dims = encoder.slot_dims
+        self.slot_axis = encoder.slot_axis if head is None else None
+        self.slots_cancel = encoder.slots_cancel and head is None
+        if encoder.slots_cancel and _begins_with_pool(head):
+            warnings.warn(
+                "attention cancels: the weights of an element sum to 1 over the slots, so adding up or "
+                "averaging slots that hold sums or means leaves a plain sum, and slots, queries "
+                "and keys have no effect. Keep the slots apart (nn.Flatten as the head), or use "
+                'aggregate="weighted_mean" or "max".',
+                CancelledAttentionWarning,
+                stacklevel=2,
+            )
+
+    def identity(self, batch_size: int, frame: tuple[Tensor, ...]) -> Statistics:
+        return self.encoder.identity(batch_size, frame)
+
+    def absorb(self, elements: Tensor, mask: Tensor | None, prepared: Any) -> Statistics:
+        return self.encoder.absorb(elements, mask, prepared)
+
+    def finish(self, statistics: Statistics, count: Tensor, frame: tuple[Tensor, ...]) -> Tensor:
+        encoding = self.encoder.finish(statistics, count, frame)
+        return encoding if self.head is None else self.head(encoding)
+
+    def draw_frame(
+        self, num_slots: int | None, generator: torch.Generator | None
+    ) -> tuple[Tensor, ...]:
+        return self.encoder.draw_frame(num_slots, generator)
+
+    def prepare(self, frame: tuple[Tensor, ...]) -> Any:
+        return self.encoder.prepare(frame)
+
+    def featurize(self, elements: Tensor, context: Tensor | None) -> Tensor:
+        if self.features is None:
+            found = elements
+        elif context is not None:
+            found = self.features(elements, context)
+        else:
+            found = self.features(elements.flatten(0, 1)).unflatten(0, elements.shape[:2])
+        return self.encoder.featurize(found, None)
+
+    def probe(self, elements: Tensor, statistics: Statistics) -> Tensor:
+        if self.features is None:
+            return self.encoder.probe(elements, statistics)
+        return super().probe(elements, statistics)  # a feature network may hide an infinity
+
+    def shaping_modules(self) -> tuple[nn.Module, ...]:
+        features = () if self.features is None else (self.features,)
+        return (*features, *self.encoder.shaping_modules())
+
+    def element_dtype(self) -> torch.dtype | None:
+        if self.features is None:
+            return self.encoder.element_dtype()
+        return next((p.dtype for p in self.features.parameters() if p.is_floating_point()), None)
+
+
+class SlotPool(nn.Module):
+    """A head that adds up or averages slots, (B, K, p) -> (B, p), as most of the paper does.
+
+    Args:
+        reduce: "mean" or "sum".
+
+    >>> SlotPool("sum")(torch.ones(2, 4, 3)).shape
+    torch.Size([2, 3])
+    """
+
+    def __init__(self, reduce: str = "mean") -> None:
+        super().__init__()
+        if reduce not in ("mean", "sum"):
+            raise InputError(f"reduce must be 'mean' or 'sum'; got {reduce!r}.")
+        self.reduce = reduce
+
+    def forward(self, encoding: Tensor) -> Tensor:
+        return encoding.mean(1) if self.reduce == "mean" else encoding.sum(1)
+
+
+def _begins_with_pool(head: nn.Module | None) -> bool:
+    while isinstance(head, nn.Sequential) and len(head):
+        head = head[0]
+    return isinstance(head, SlotPool)

@@ -1,0 +1,1 @@
+"""The set encoders, one file per family."""

@@ -1,0 +1,277 @@
+"""The Slot Set Encoder (Bruno, Willette, Lee and Hwang, NeurIPS 2021)."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from setfold.aggregate import STATISTICS, parse_aggregates, read, statistics_of
+from setfold.encoder import StreamingSetEncoder
+from setfold.errors import CancelledAttentionWarning, InputError
+from setfold.kernels.extrema import slot_extrema
+from setfold.kernels.scores import ATTENTIONS, CosineScores, FoldedScores, KeyScores, Scores
+from setfold.kernels.sums import slot_sums
+from setfold.state import Statistics
+
+SLOTS = ("random", "learned")
+SIMILARITIES = ("dot", "cosine")
+INITIAL_TEMPERATURE = 3.0  # of the cosine similarity: sharp enough for slots to part ways
+SEEDS = 2**31
+
+
+class Prepared(NamedTuple):
+    """What absorbing needs of the slots and the weights."""
+
+    scores: Scores
+    projection: tuple[Tensor, Tensor | None]
+
+
+class SlotSetEncoder(StreamingSetEncoder):
+    """Pools a set into K slots by attention that each element pays to the slots alone.
+
+    With slots S (K, h), q = to_query(norm(S)), k_i = to_key(x_i), v_i = to_value(x_i):
+
+        a_ij = sigmoid(k_i . q_j / sqrt(d_out)) + 1e-8     W_ij = a_ij / sum_l a_il     c_ij = W_ij v_i
+
+    and slot j reads the aggregate of c_ij over the elements i. The weights of an element depend
+    on that element and the slots only, which is what makes this a fold. They sum to 1 over the
+    slots, so keep slots apart afterwards: summing or averaging them makes attention cancel.
+
+    Args:
+        dim_in: width d of the elements.
+        num_slots: number K of slots.
+        dim_slot: size h of a slot.
+        dim_out: width d_out of keys, queries and values.
+        aggregate: "sum", "mean", "max" or "min" of the contributions; "weighted_mean" for
+            sum_i W_ij v_i / sum_i W_ij; "mass" for the mean weight of each slot; or a list of
+            them, read side by side.
+        slots: "random", drawn from a learned mean and deviation that all slots share, so that K
+            may change at test time; or "learned".
+        bias: whether the three projections have one.
+        attention: "sigmoid" as in the paper, or "softmax" over slots.
+        similarity: "dot" as in the paper, or "cosine" of layer-normalised keys and unit queries
+            with a learned temperature and a bias that each slot brings along.
+
+    >>> encoder = SlotSetEncoder(dim_in=3, num_slots=4, dim_slot=8, dim_out=16).eval()
+    >>> state = encoder.initial_state(batch_size=2)
+    >>> for chunk in torch.randn(2, 100, 3).split(10, dim=1):
+    ...     state = encoder.update(state, chunk)
+    >>> encoder.readout(state).shape
+    torch.Size([2, 4, 16])
+    """
+
+    slot_axis = 1
+    slot_noise: Tensor
+    slot_seed: Tensor
+
+    def __init__(
+        self,
+        dim_in: int,
+        num_slots: int,
+        dim_slot: int,
+        dim_out: int,
+        aggregate: str | Sequence[str] = "mean",
+        slots: str = "random",
+        bias: bool = True,
+        attention: str = "sigmoid",
+        similarity: str = "dot",
+    ) -> None:
+        super().__init__()
+        for name, size in (
+            ("dim_in", dim_in),
+            ("num_slots", num_slots),
+            ("dim_slot", dim_slot),
+            ("dim_out", dim_out),
+        ):
+            if size < 1:
+                raise InputError(f"{name} must be 1 or more; got {size}.")
+        _one_of("slots", slots, SLOTS)
+        _one_of("attention", attention, ATTENTIONS)
+        _one_of("similarity", similarity, SIMILARITIES)
+        self.dim_in = dim_in
+        self.num_slots = num_slots
+        self.dim_slot = dim_slot
+        self.dim_out = dim_out
+        self.aggregate = aggregate if isinstance(aggregate, str) else list(aggregate)
+        self.slots = slots
+        self.bias = bias
+        self.attention = attention
+        self.similarity = similarity
+        self.aggregates = parse_aggregates(aggregate, weighted=True)
+        self.slot_dims = (dim_slot,)
+        self.slots_cancel = all(a.cancels for a in self.aggregates)
+        # Whether it is cheaper to sum elements and project the sums than to sum projected values.
+        self.folded = dim_in * num_slots <= dim_out * (dim_in + num_slots)
+        self._make_parameters()
+        if num_slots == 1:
+            warnings.warn(
+                "with one slot attention cancels: every element gives it weight 1, so slots, queries "
+                "and keys have no effect and get no gradient. Use num_slots > 1 and keep the slots "
+                "apart, or DeepSets, which says what it does.",
+                CancelledAttentionWarning,
+                stacklevel=2,
+            )
+
+    def _make_parameters(self) -> None:
+        self.norm = nn.LayerNorm(self.dim_slot)
+        self.to_query = nn.Linear(self.dim_slot, self.dim_out, bias=self.bias)
+        self.to_key = nn.Linear(self.dim_in, self.dim_out, bias=self.bias)
+        self.to_value = nn.Linear(self.dim_in, self.dim_out, bias=self.bias)
+        if self.slots == "learned":
+            self.slot_values = nn.Parameter(torch.randn(self.num_slots, self.dim_slot))
+        else:
+            self.slot_mean = nn.Parameter(torch.zeros(self.dim_slot))
+            self.slot_deviation = nn.Parameter(torch.ones(self.dim_slot))
+            self.register_buffer("slot_seed", torch.randint(SEEDS, ()))
+            noise = _evaluation_noise(int(self.slot_seed), self.num_slots, self.dim_slot)
+            self.register_buffer("slot_noise", noise, persistent=False)
+        if self.similarity == "cosine":
+            self.temperature = nn.Parameter(torch.tensor(INITIAL_TEMPERATURE))
+            self.to_bias = nn.Linear(self.dim_slot, 1)  # of the slot, so that K may still change
+            nn.init.zeros_(self.to_bias.weight)
+            nn.init.zeros_(self.to_bias.bias)
+
+    @property
+    def dim_readout(self) -> int:
+        """The width of the readout (B, K, dim_readout): all aggregates side by side."""
+        return sum(a.width or self.dim_out for a in self.aggregates)
+
+    def extra_repr(self) -> str:
+        return (
+            f"dim_in={self.dim_in}, num_slots={self.num_slots}, dim_slot={self.dim_slot}, "
+            f"dim_out={self.dim_out}, aggregate={self.aggregate!r}, slots={self.slots!r}, "
+            f"attention={self.attention!r}, similarity={self.similarity!r}"
+        )
+
+    # ---- slots -------------------------------------------------------------------------------
+
+    def draw_frame(
+        self, num_slots: int | None, generator: torch.Generator | None
+    ) -> tuple[Tensor, ...]:
+        """The slots (1, K, h): the learned ones, or mean + deviation * noise."""
+        if self.slots == "learned":
+            if num_slots not in (None, self.num_slots) or generator is not None:
+                raise InputError(
+                    f"learned slots are {self.num_slots} and are not drawn: leave num_slots and "
+                    'generator out, or make the encoder with slots="random".'
+                )
+            return (self.slot_values.unsqueeze(0),)
+        num_slots = self.num_slots if num_slots is None else num_slots
+        if num_slots < 1:
+            raise InputError(f"num_slots must be 1 or more; got {num_slots}.")
+        noise = self._noise(num_slots, generator)
+        return ((self.slot_mean + self.slot_deviation * noise).unsqueeze(0),)
+
+    def _noise(self, num_slots: int, generator: torch.Generator | None) -> Tensor:
+        like, shape = self.slot_mean, (num_slots, self.dim_slot)
+        if generator is not None:
+            return torch.randn(shape, generator=generator, device=generator.device).to(like)
+        if self.training:
+            return torch.randn(shape, dtype=like.dtype, device=like.device)
+        if num_slots == self.num_slots:
+            return self.slot_noise.to(like)
+        return _evaluation_noise(int(self.slot_seed), *shape).to(like)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        """The noise of evaluation follows from the seed, so it is drawn again with a loaded one."""
+        super()._load_from_state_dict(*args, **kwargs)
+        if self.slots == "random":
+            noise = _evaluation_noise(int(self.slot_seed), self.num_slots, self.dim_slot)
+            self.slot_noise = noise.to(self.slot_noise)
+
+    # ---- the fold ----------------------------------------------------------------------------
+
+    def prepare(self, frame: tuple[Tensor, ...]) -> Prepared:
+        slots = self.norm(frame[0][0])  # (K, h)
+        return Prepared(self._scores(slots), (self.to_value.weight, self.to_value.bias))
+
+    def _scores(self, slots: Tensor) -> Scores:
+        query = self.to_query(slots)  # (K, d_out)
+        scale = self.dim_out**-0.5
+        weight, bias = self.to_key.weight, self.to_key.bias
+        if self.similarity == "cosine":
+            unit = normalize(query, dim=-1) * (self.temperature * scale)
+            return CosineScores(weight, bias, unit, self.to_bias(slots).squeeze(-1))
+        query = query * scale
+        if not self.folded:
+            return KeyScores(weight, bias, query)
+        offset = query.new_zeros(len(query)) if bias is None else query @ bias
+        return FoldedScores((query @ weight).t(), offset)
+
+    def identity(self, batch_size: int, frame: tuple[Tensor, ...]) -> Statistics:
+        slots = frame[0]
+        held = (batch_size, slots.shape[1])
+        summed = self.dim_in if self.folded else self.dim_out
+        shapes = {
+            "sum": ((*held, summed), held),
+            "max": ((*held, self.dim_out),),
+            "min": ((*held, self.dim_out),),
+        }
+        return {
+            name: STATISTICS[name].identity(*shapes[name], device=slots.device)
+            for name in statistics_of(self.aggregates)
+        }
+
+    def absorb(self, elements: Tensor, mask: Tensor | None, prepared: Prepared) -> Statistics:
+        scores, projection = prepared
+        found: Statistics = {}
+        for name in statistics_of(self.aggregates):
+            if name == "sum":
+                values = None if self.folded else projection
+                found[name] = slot_sums(elements, mask, scores, self.attention, values)
+            else:
+                largest = name == "max"
+                best = slot_extrema(elements, mask, scores, self.attention, projection, largest)
+                found[name] = (best,)
+        return found
+
+    def finish(self, statistics: Statistics, count: Tensor, frame: tuple[Tensor, ...]) -> Tensor:
+        weight, bias = self.to_value.weight, self.to_value.bias
+        values, mass = {}, None
+        for name, parts in statistics.items():
+            values[name] = parts[0]
+            if name == "sum":
+                mass = parts[1]
+                if self.folded:  # the value projection, after the sum
+                    values[name] = parts[0] @ weight.t().to(parts[0])
+                    if bias is not None:
+                        values[name] = values[name] + mass.unsqueeze(-1) * bias
+        return read(self.aggregates, values, count, mass).to(weight.dtype)
+
+    def encode(self, elements: Tensor, slots: Tensor) -> Tensor:
+        """Encode whole sets (B, n, d) with given slots (1, K, h) or (B, K, h), without a state."""
+        if slots.shape[0] > 1:
+            pairs = zip(elements.split(1), slots.split(1), strict=True)
+            return torch.cat([self.encode(*pair) for pair in pairs])
+        statistics = self.absorb(elements, None, self.prepare((slots,)))
+        count = torch.full(elements.shape[:1], elements.shape[1], device=elements.device)
+        return self.finish(statistics, count, (slots,))
+
+    def probe(self, elements: Tensor, statistics: Statistics) -> Tensor:
+        """Every element enters the sum with a weight, so the sum shows what is not finite."""
+        if "sum" in statistics:
+            return statistics["sum"][0].sum()
+        return super().probe(elements, statistics)
+
+    def element_dtype(self) -> torch.dtype:
+        return self.to_key.weight.dtype
+
+
+def _evaluation_noise(seed: int, num_slots: int, dim_slot: int) -> Tensor:
+    """Standard normal (K, h) in float32, the same on every machine and day for one seed and K.
+
+    numpy has frozen the stream of RandomState for good; torch promises no such thing.
+    """
+    drawn = np.random.RandomState([seed, num_slots]).standard_normal((num_slots, dim_slot))
+    return torch.from_numpy(drawn.astype(np.float32))
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise InputError(f"{name} must be one of {', '.join(map(repr, allowed))}; got {value!r}.")

@@ -1,0 +1,115 @@
+"""Files that appear whole or not at all, and that say what they are.
+
+Every file is a safetensors file whose header holds what it is ("state" or "model"), the version
+of its format, a checksum of the tensors and a JSON description. Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from setfold.errors import FileError
+
+FORMAT_VERSION = 1
+
+
+def digest_of(tensors: dict[str, Tensor], *words: str) -> str:
+    """A hash of tensors (names, types, shapes, bytes) and words, the same on every machine.
+
+    >>> digest_of({"a": torch.zeros(2)}) == digest_of({"a": torch.zeros(2)})
+    True
+    """
+    hasher = hashlib.blake2b(digest_size=16)
+    for word in words:
+        hasher.update(word.encode() + b"\0")
+    for name, tensor in sorted(tensors.items()):
+        hasher.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\0".encode())
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        hasher.update(flat.view(torch.uint8).numpy().data)
+    return hasher.hexdigest()
+
+
+def write(path: str | Path, kind: str, tensors: dict[str, Tensor], description: Any) -> None:
+    """Write tensors and a JSON description; the file appears whole or not at all."""
+    path = Path(path)
+    tensors = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+    metadata = {
+        "setfold": kind,
+        "version": str(FORMAT_VERSION),
+        "checksum": digest_of(tensors),
+        "description": json.dumps(description),
+    }
+    _write_atomically(path, save(tensors, metadata))
+
+
+def _write_atomically(path: Path, content: bytes) -> None:
+    """Write under a temporary name beside the target, flush to disk, then rename over it."""
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    except FileNotFoundError:
+        raise FileError(f"cannot write {path}: there is no folder {path.parent}; make it first.") from None
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        temporary.chmod(0o666 & ~umask)  # as an ordinary new file; mkstemp makes it private
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def read(path: str | Path, kind: str | None = None) -> tuple[str, dict[str, Tensor], Any]:
+    """Read what `write` wrote.
+
+    Args:
+        path: the file.
+        kind: what it must be, "state" or "model"; None for either.
+
+    Returns:
+        The kind, the tensors and the description.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileError(f"there is no file {path}.")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            found = metadata.get("setfold")
+            if found is None:
+                raise FileError(
+                    f"{path} is a safetensors file, but not one of setfold's: its header has no "
+                    '"setfold" entry. Write states with state.save and models with setfold.save.'
+                )
+            if kind is not None and found != kind:
+                raise FileError(f"{path} holds a setfold {found}; expected a {kind}.")
+            if metadata.get("version") != str(FORMAT_VERSION):
+                raise FileError(
+                    f"{path} has format version {metadata.get('version')}; this setfold reads "
+                    f"version {FORMAT_VERSION}. Use the setfold that wrote it, or write it anew."
+                )
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
+    except SafetensorError as error:
+        raise FileError(
+            f"{path} is truncated, corrupt or not a safetensors file ({error}). Write it anew."
+        ) from error
+    if digest_of(tensors) != metadata.get("checksum"):
+        raise FileError(f"{path} is corrupt: its checksum does not match its content. Write it anew.")
+    try:
+        return found, tensors, json.loads(metadata["description"])
+    except (KeyError, json.JSONDecodeError) as error:
+        raise FileError(f"{path} is corrupt: its description cannot be read. Write it anew.") from error

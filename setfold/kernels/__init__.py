@@ -1,0 +1,11 @@
+"""Pure tensor functions for the hot paths: no modules, no states, no validation.
+
+    scores.py    elements -> logits over slots -> weights over slots
+    tiles.py     how a batch of sets is cut into cache-sized pieces
+    sums.py      sum_i W_ij x_i and sum_i W_ij, forward and backward in constant memory
+    extrema.py   max_i W_ij v_i, with gradients through the winning elements only
+    replay.py    the same memory bound for any tile function, by autograd tile by tile
+    ragged.py    sets of different lengths as a few dense batches
+
+Shapes: B sets, n elements, d features, K slots, r rows in a tile.
+"""

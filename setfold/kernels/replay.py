@@ -1,0 +1,98 @@
+"""Constant memory for any sum over tiles: forward without a graph, backward tile by tile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from setfold.kernels.precision import accumulator_dtype
+from setfold.kernels.tiles import tiles
+
+# A tile function: (elements (b, r, d), mask (b, r) | None, *tensors) -> sums, each (b, ...).
+TileFunction = Callable[..., tuple[Tensor, ...]]
+
+
+def summed_over_tiles(
+    function: TileFunction,
+    rows: int,
+    elements: Tensor,
+    mask: Tensor | None,
+    tensors: tuple[Tensor | None, ...],
+) -> tuple[Tensor, ...]:
+    """Sum `function` over the tiles of `elements`, in float64, differentiably in constant memory.
+
+    Args:
+        function: what one tile adds; must be a sum over elements for any cut.
+        rows: elements in a tile.
+        elements: (B, n, d) with n > 0.
+        mask: (B, n), True where present, or None.
+        tensors: what else the function is differentiable in; None is passed through.
+
+    Returns:
+        The sums, each (B, ...), in float64.
+    """
+    return _Replay.apply(function, rows, elements, mask, *tensors)
+
+
+class _Replay(torch.autograd.Function):
+    """Saves its inputs only; the backward pass runs each tile again, with a graph."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        function: TileFunction,
+        rows: int,
+        elements: Tensor,
+        mask: Tensor | None,
+        *tensors: Tensor | None,
+    ) -> tuple[Tensor, ...]:
+        ctx.function, ctx.rows, ctx.mask = function, rows, mask
+        ctx.save_for_backward(elements, *tensors)
+        batch, length = elements.shape[:2]
+        precise = accumulator_dtype(elements.device)
+        sums: list[Tensor] = []
+        for sets, part in tiles(batch, length, rows):
+            tile_mask = None if mask is None else mask[sets, part]
+            added = function(elements[sets, part], tile_mask, *tensors)
+            if not sums:
+                sums = [a.new_zeros(batch, *a.shape[1:], dtype=precise) for a in added]
+            for total, a in zip(sums, added, strict=True):
+                total[sets] += a
+        return tuple(sums)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        elements, *tensors = ctx.saved_tensors
+        need_elements, _, *need_tensors = ctx.needs_input_grad[2:]
+        needs = [need_elements, *need_tensors]
+        element_grad = torch.empty_like(elements) if need_elements else None
+        tensor_grads = [
+            torch.zeros_like(t, dtype=accumulator_dtype(t.device)) if need else None
+            for t, need in zip(tensors, need_tensors, strict=True)
+        ]
+        for sets, part in tiles(*elements.shape[:2], ctx.rows):
+            tile_mask = None if ctx.mask is None else ctx.mask[sets, part]
+            leaves = [
+                None if t is None else t.detach().requires_grad_(need)
+                for t, need in zip([elements[sets, part], *tensors], needs, strict=True)
+            ]
+            with torch.enable_grad():
+                sums = ctx.function(leaves[0], tile_mask, *leaves[1:])
+            wanted = [leaf for leaf, need in zip(leaves, needs, strict=True) if need]
+            upstream = [g[sets].to(s.dtype) for g, s in zip(grads, sums, strict=True)]
+            found = iter(torch.autograd.grad(sums, wanted, upstream))
+            if element_grad is not None:
+                element_grad[sets, part] = next(found)
+            for total in tensor_grads:
+                if total is not None:
+                    total += next(found)
+        cast = [
+            None if g is None else g.to(t.dtype)
+            for t, g in zip(tensors, tensor_grads, strict=True)
+        ]
+        return None, None, element_grad, None, *cast

@@ -1,0 +1,253 @@
+"""sum_i W_ij x_i and sum_i W_ij over the elements of each set, in constant memory.
+
+Three ways to the same numbers, chosen by size:
+
+- `plain_sums`, the formula itself: what is compiled and exported, what autograd differentiates
+  on small inputs, and what the replay runs on each tile.
+- `_FoldedSums`, for large inputs and folded scores: tiles that stay in cache, buffers used again,
+  a backward pass that saves nothing but its inputs.
+- `summed_over_tiles(plain_sums)`, the same memory bound for every other form of scores.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import linear
+
+from setfold.kernels.precision import accumulator_dtype
+from setfold.kernels.replay import summed_over_tiles
+from setfold.kernels.scores import EPSILON, FoldedScores, Scores, weigh, weigh_
+from setfold.kernels.tiles import tile_rows, tiles
+
+PLAIN_ROWS = 4096  # up to here plain autograd is faster than recomputing
+
+
+
+
+def slot_sums(
+    elements: Tensor,
+    mask: Tensor | None,
+    scores: Scores,
+    attention: str,
+    projection: tuple[Tensor, Tensor | None] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Sum the weighted elements (or their values) of each set, slot by slot.
+
+    Args:
+        elements: (B, n, d); rows that the mask leaves out must be finite.
+        mask: (B, n), True where present, or None.
+        scores: what turns elements into logits over K slots.
+        attention: "sigmoid" or "softmax", both over slots.
+        projection: weight (d_out, d) and bias of the value; None sums the elements themselves.
+
+    Returns:
+        sum_i W_ij x_i (B, K, p) and sum_i W_ij (B, K).
+    """
+    batch, length, width = elements.shape
+    if scores.num_slots == 1:  # one slot takes all of every element: W is exactly 1
+        return _unweighted_sums(elements, mask, projection)
+    small = batch * length <= PLAIN_ROWS and torch.is_grad_enabled()
+    if small or torch.compiler.is_compiling():
+        return plain_sums(elements, mask, attention, scores, projection)
+    if isinstance(scores, FoldedScores) and projection is None:
+        if torch.is_grad_enabled():
+            return _FoldedSums.apply(elements, mask, attention, *scores)
+        return _folded_forward(elements, mask, attention, *scores)
+    rows = tile_rows(width + scores.num_slots, elements.element_size())
+    function = partial(_sums_from_tensors, attention, type(scores), len(scores))
+    tensors = (*scores, *(projection or ()))
+    total, mass = summed_over_tiles(function, rows, elements, mask, tensors)
+    return total, mass
+
+
+def plain_sums(
+    elements: Tensor,
+    mask: Tensor | None,
+    attention: str,
+    scores: Scores,
+    projection: tuple[Tensor, Tensor | None] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The formula itself, differentiable, with B x n x K weights in memory."""
+    weights = weigh(scores.logits(elements), attention)  # (B, n, K)
+    if mask is not None:
+        weights = weights * mask.unsqueeze(-1)
+    values = elements if projection is None else linear(elements, *projection)
+    return weights.transpose(1, 2) @ values, weights.sum(1)
+
+
+def _sums_from_tensors(
+    attention: str,
+    form: type[Scores],
+    parts: int,
+    elements: Tensor,
+    mask: Tensor | None,
+    *tensors: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """`plain_sums` with its tensors laid out flat, as the replay hands them over."""
+    projection = tensors[parts:] or None
+    return plain_sums(elements, mask, attention, form(*tensors[:parts]), projection)  # type: ignore[arg-type]
+
+
+def _unweighted_sums(
+    elements: Tensor, mask: Tensor | None, projection: tuple[Tensor, Tensor | None] | None
+) -> tuple[Tensor, Tensor]:
+    precise = accumulator_dtype(elements.device)
+    batch, length, _ = elements.shape
+    if mask is None:
+        mass = torch.full((batch, 1), float(length), dtype=precise, device=elements.device)
+    else:
+        elements = elements * mask.unsqueeze(-1)
+        mass = mask.sum(1, keepdim=True, dtype=precise)
+    total = elements.sum(1, keepdim=True, dtype=precise)  # (B, 1, d)
+    if projection is not None:
+        weight, bias = projection
+        total = total @ weight.t().to(precise)
+        if bias is not None:
+            total = total + mass.unsqueeze(-1) * bias
+    return total, mass
+
+
+class _Buffers:
+    """Room for one tile, used again for each."""
+
+    def __init__(self, rows: int, num_slots: int, like: Tensor) -> None:
+        self.ones = like.new_ones(max(rows, num_slots))
+        self.logits = like.new_empty(rows, num_slots)
+
+    def take(self, rows: int) -> Tensor:
+        return self.logits[:rows]
+
+
+def _transposed_product(left: Tensor, right: Tensor) -> Tensor:
+    """left^T right for tall (r, p) and (r, q), with the narrower one transposed.
+
+    The matrix library is several times slower with a narrow right-hand side.
+    """
+    if right.shape[1] < left.shape[1]:
+        return torch.mm(right.t(), left).t()
+    return torch.mm(left.t(), right)
+
+
+def _folded_forward(
+    elements: Tensor, mask: Tensor | None, attention: str, matrix: Tensor, offset: Tensor
+) -> tuple[Tensor, Tensor]:
+    batch, length, width = elements.shape
+    num_slots = matrix.shape[1]
+    precise = accumulator_dtype(elements.device)
+    rows = min(tile_rows(width + num_slots, elements.element_size()), batch * length)
+    if batch == 1 and length == rows:  # one tile: nothing to accumulate
+        weights = weigh_(torch.addmm(offset, elements[0], matrix), attention, offset.new_ones(num_slots))
+        if mask is not None:
+            weights.mul_(mask[0].unsqueeze(-1))
+        return _transposed_product(weights, elements[0]).unsqueeze(0), weights.sum(0, keepdim=True)
+    total = elements.new_zeros(batch, num_slots, width, dtype=precise)
+    mass = elements.new_zeros(batch, num_slots, dtype=precise)
+    matrix = matrix.contiguous()
+    buffers = _Buffers(rows, num_slots, elements)
+    ones = buffers.ones[:num_slots]
+    for sets, part in tiles(batch, length, rows):
+        tile = elements[sets, part]  # (b, r, d)
+        flat = tile.reshape(-1, width)
+        weights = torch.addmm(offset, flat, matrix, out=buffers.take(flat.shape[0]))
+        weigh_(weights, attention, ones)
+        if mask is not None:
+            weights.mul_(mask[sets, part].reshape(-1, 1))
+        if tile.shape[0] == 1:
+            total[sets] += _transposed_product(weights, flat)
+            mass[sets] += weights.sum(0)
+        else:
+            weights = weights.view(*tile.shape[:2], num_slots)
+            total[sets] = torch.bmm(weights.transpose(1, 2), tile)
+            mass[sets] = weights.sum(1)
+    return total, mass
+
+
+class _FoldedSums(torch.autograd.Function):
+    """T = W^T X and s = W^T 1 with W from logits X A + c; recomputes W in the backward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        elements: Tensor,
+        mask: Tensor | None,
+        attention: str,
+        matrix: Tensor,
+        offset: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(elements, matrix, offset)
+        ctx.mask, ctx.attention = mask, attention
+        return _folded_forward(elements, mask, attention, matrix, offset)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, total_grad: Tensor, mass_grad: Tensor) -> tuple[Tensor | None, ...]:
+        elements, matrix, offset = ctx.saved_tensors
+        batch, length, width = elements.shape
+        num_slots = matrix.shape[1]
+        precise = accumulator_dtype(elements.device)
+        matrix = matrix.contiguous()
+        total_grad = total_grad.to(elements.dtype)  # (B, K, d)
+        mass_grad = mass_grad.to(elements.dtype)  # (B, K)
+        upstream = total_grad.transpose(1, 2).contiguous()  # (B, d, K)
+        matrix_grad = torch.zeros_like(matrix, dtype=precise)
+        offset_grad = torch.zeros_like(offset, dtype=precise)
+        elements_grad = torch.empty_like(elements) if ctx.needs_input_grad[0] else None
+        rows = min(tile_rows(width + 2 * num_slots, elements.element_size()), batch * length)
+        first, second, third = (_Buffers(rows, num_slots, elements) for _ in range(3))
+        for sets, part in tiles(batch, length, rows):
+            tile = elements[sets, part]
+            flat = tile.reshape(-1, width)  # (r, d)
+            count = flat.shape[0]
+            logits = torch.addmm(offset, flat, matrix, out=first.take(count))
+            weights, slope = _weights_and_slope(
+                logits, ctx.attention, second.take(count), first.ones[:num_slots]
+            )
+            grad = third.take(count)  # dL/dW
+            if tile.shape[0] == 1:
+                torch.addmm(mass_grad[sets.start], flat, upstream[sets.start], out=grad)
+            else:
+                shaped = grad.view(*tile.shape[:2], num_slots)
+                torch.baddbmm(mass_grad[sets].unsqueeze(1), tile, upstream[sets], out=shaped)
+            if ctx.mask is not None:
+                present = ctx.mask[sets, part].reshape(-1, 1)
+                grad.mul_(present)
+            if elements_grad is not None:
+                shown = weights if ctx.mask is None else weights * present
+                direct = shown.view(*tile.shape[:2], num_slots) @ total_grad[sets]
+            # dL/dlogits: the mean over slots drops out because the weights sum to 1
+            grad.sub_(torch.linalg.vecdot(weights, grad).unsqueeze_(-1)).mul_(slope)
+            matrix_grad += _transposed_product(flat, grad)
+            offset_grad += grad.sum(0)
+            if elements_grad is not None:
+                elements_grad[sets, part] = direct.view(-1, width).addmm_(grad, matrix.t()).view(tile.shape)
+        return (
+            elements_grad,
+            None,
+            None,
+            matrix_grad.to(matrix.dtype),
+            offset_grad.to(offset.dtype),
+        )
+
+
+def _weights_and_slope(
+    logits: Tensor, attention: str, out: Tensor, ones: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Weights W (in `out`) and the factor that turns dL/dW - sum_l W_l dL/dW_l into dL/dlogits.
+
+    sigmoid: with S = sigmoid(logits) and r = sum(S + eps), the factor is S (1 - S) / r;
+    softmax: it is W itself. The logits are overwritten.
+    """
+    if attention == "softmax":
+        weights = torch.softmax(logits, -1, out=out)
+        return weights, weights
+    sigmoid = logits.sigmoid_()
+    weights = torch.add(sigmoid, EPSILON, out=out)
+    scale = torch.mv(weights, ones).reciprocal_().unsqueeze_(-1)
+    weights.mul_(scale)
+    slope = sigmoid.addcmul_(sigmoid, sigmoid, value=-1).mul_(scale)
+    return weights, slope

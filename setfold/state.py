@@ -1,0 +1,276 @@
+"""SetState: what a fold has seen so far, as a value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from setfold import files
+from setfold.aggregate import STATISTICS, Parts
+from setfold.errors import FileError, InputError, StateMismatchError
+from setfold.fingerprint import Fingerprint
+
+Statistics = dict[str, Parts]
+
+
+class SetState:
+    """What a streaming encoder has seen of B sets: immutable, mergeable, differentiable.
+
+    An encoder's `initial_state` begins one, its `update` returns new ones, and `merge` joins two
+    that began alike. The slots were drawn once, at the beginning, and live here.
+
+    Attributes:
+        statistics: by statistic, the tensors that it keeps, each (B, ...), in float64.
+        count: (B,), the number of elements seen, int64.
+        frame: what was fixed at the beginning: the slots of each level, each (1, K, h) where all
+            sets share them or else (B, K, h).
+        context: the readout of an earlier pass, (B, ...), or None.
+        aggregate: the names of the aggregates that will be read.
+        fingerprint: the weights that shape the state.
+
+    >>> import setfold
+    >>> encoder = setfold.SlotSetEncoder(dim_in=3, num_slots=4, dim_slot=8, dim_out=8).eval()
+    >>> empty = encoder.initial_state()
+    >>> left, right = (encoder.update(empty, torch.randn(1, n, 3)) for n in (5, 7))
+    >>> left.merge(right).count
+    tensor([12])
+    """
+
+    __slots__ = ("aggregate", "context", "count", "fingerprint", "frame", "prepared", "statistics")
+
+    def __init__(
+        self,
+        statistics: Statistics,
+        count: Tensor,
+        *,
+        frame: tuple[Tensor, ...] = (),
+        context: Tensor | None = None,
+        aggregate: tuple[str, ...],
+        fingerprint: Fingerprint,
+        prepared: Any = None,
+    ) -> None:
+        self.statistics = statistics
+        self.count = count
+        self.frame = frame
+        self.context = context
+        self.aggregate = aggregate
+        self.fingerprint = fingerprint
+        # What the encoder derived from the frame without a graph, kept so that a small update
+        # need not derive it again. Never saved, compared or moved.
+        self.prepared = prepared
+
+    @property
+    def slots(self) -> Tensor | None:
+        """(B, K, h), the slots that the elements met; None for an encoder without slots."""
+        if not self.frame:
+            return None
+        return self.frame[0].expand(len(self), -1, -1)
+
+    @property
+    def device(self) -> torch.device:
+        return self.count.device
+
+    def __len__(self) -> int:
+        return self.count.shape[0]
+
+    def __repr__(self) -> str:
+        kept = ", ".join(
+            f"{name}={'+'.join(str(tuple(p.shape[1:])) for p in parts)}"
+            for name, parts in self.statistics.items()
+        )
+        elements = int(self.count.sum()) if self.count.device.type != "meta" else "?"
+        return f"SetState({len(self)} sets, {elements} elements, aggregate={'+'.join(self.aggregate)}, {kept})"
+
+    def with_statistics(
+        self, statistics: Statistics, count: Tensor, fingerprint: Fingerprint | None = None
+    ) -> SetState:
+        """A state that began like this one and has seen something else."""
+        return SetState(
+            statistics,
+            count,
+            frame=self.frame,
+            context=self.context,
+            aggregate=self.aggregate,
+            fingerprint=fingerprint or self.fingerprint,
+            prepared=self.prepared,
+        )
+
+    def merge(self, other: SetState) -> SetState:
+        """The state of the union of what both have seen, set by set.
+
+        Associative and commutative; the identity is the state both began with.
+
+        Raises:
+            StateMismatchError: the states have other slots, weights, aggregates or shapes.
+        """
+        self._refuse_unlike(other)
+        joined = {
+            name: STATISTICS[name].join(parts, other.statistics[name])
+            for name, parts in self.statistics.items()
+        }
+        return self.with_statistics(joined, self.count + other.count)
+
+    def _refuse_unlike(self, other: SetState) -> None:
+        if not isinstance(other, SetState):
+            raise StateMismatchError(f"a state merges with a state; got {type(other).__name__}.")
+        if self.aggregate != other.aggregate:
+            _refuse("aggregate", "+".join(self.aggregate), "+".join(other.aggregate))
+        if self.device != other.device:
+            _refuse("device", self.device, other.device, "move one with state.to(device)")
+        if self._shapes() != other._shapes():
+            _refuse("shapes", self._shapes(), other._shapes())
+        slots_agree = all(_same(a, b) for a, b in zip(self.frame, other.frame, strict=True))
+        if not slots_agree:
+            raise StateMismatchError(
+                "cannot merge states with different slots: every state of one set must begin with the "
+                "same slots. Begin both from one initial_state, use encoder.eval(), whose slots are "
+                "the same everywhere, or give both the same generator seed."
+            )
+        if not _same(self.context, other.context):
+            raise StateMismatchError(
+                "cannot merge states with different contexts: both must follow the same earlier pass."
+            )
+        if not self.fingerprint.matches(other.fingerprint):
+            raise StateMismatchError(
+                "cannot merge states that were made with different weights "
+                f"({self.fingerprint.digest[:8]} and {other.fingerprint.digest[:8]}). Fold both with the same model."
+            )
+
+    def _shapes(self) -> dict[str, list[tuple[int, ...]]]:
+        shapes = {name: [tuple(p.shape) for p in parts] for name, parts in self.statistics.items()}
+        shapes["slots"] = [tuple(slots.shape[1:]) for slots in self.frame]
+        return shapes
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """All tensors by name, as they are laid out in a file."""
+        named = {f"{name}.{i}": p for name, parts in self.statistics.items() for i, p in enumerate(parts)}
+        named["count"] = self.count
+        named |= {f"slots.{i}": slots for i, slots in enumerate(self.frame)}
+        if self.context is not None:
+            named["context"] = self.context
+        return named
+
+    @classmethod
+    def _from_tensors(
+        cls, named: dict[str, Tensor], aggregate: Sequence[str], fingerprint: Fingerprint
+    ) -> SetState:
+        def numbered(prefix: str) -> Parts:
+            names = (f"{prefix}.{i}" for i in range(len(named)))
+            return tuple(named[name] for name in names if name in named)
+
+        statistics = {name: parts for name in STATISTICS if (parts := numbered(name))}
+        return cls(
+            statistics,
+            named["count"],
+            frame=numbered("slots"),
+            context=named.get("context"),
+            aggregate=tuple(aggregate),
+            fingerprint=fingerprint,
+        )
+
+    def _map(self, function: Any) -> SetState:
+        named = {name: function(tensor) for name, tensor in self._tensors().items()}
+        return SetState._from_tensors(named, self.aggregate, self.fingerprint)
+
+    def to(self, device: torch.device | str) -> SetState:
+        """The same state on another device; totals keep their precision."""
+        try:
+            target = torch.device(device)
+        except (RuntimeError, TypeError):
+            raise InputError(f"state.to takes a device, such as 'cpu' or 'cuda'; got {device!r}.") from None
+
+        def move(tensor: Tensor) -> Tensor:
+            if target.type == "mps" and tensor.dtype == torch.float64:
+                tensor = tensor.float()  # the device has no float64
+            return tensor.to(target)
+
+        return self._map(move)
+
+    def detach(self) -> SetState:
+        """The same values without their gradients' history."""
+        return self._map(Tensor.detach)
+
+    def __getitem__(self, item: int | slice) -> SetState:
+        """One set (as a batch of one) or a slice of them."""
+        if isinstance(item, int):
+            if not -len(self) <= item < len(self):
+                raise IndexError(f"set {item} of a state of {len(self)} sets")
+            item = slice(item % len(self), item % len(self) + 1)
+        if not isinstance(item, slice):
+            raise InputError(f"a state is indexed by a number or a slice; got {type(item).__name__}.")
+        shared = {f"slots.{i}" for i, slots in enumerate(self.frame) if slots.shape[0] == 1}
+        named = {n: t if n in shared else t[item] for n, t in self._tensors().items()}
+        return SetState._from_tensors(named, self.aggregate, self.fingerprint)
+
+    @staticmethod
+    def stack(states: Iterable[SetState]) -> SetState:
+        """One state of all the sets of several states, in order; `state[i]` takes them apart.
+
+        The states may have different slots, as those of a training step may.
+        """
+        states = list(states)
+        if not states:
+            raise InputError("SetState.stack needs at least one state; got none.")
+        first = states[0]
+        for other in states[1:]:
+            if first.aggregate != other.aggregate or first._tensors().keys() != other._tensors().keys():
+                _refuse("aggregate", "+".join(first.aggregate), "+".join(other.aggregate))
+            if not first.fingerprint.matches(other.fingerprint):
+                raise StateMismatchError("cannot stack states that were made with different weights.")
+        named = {}
+        for name, tensor in first._tensors().items():
+            tensors = [state._tensors()[name] for state in states]
+            if name.startswith("slots."):
+                if all(t.shape[0] == 1 and _same(tensor, t) for t in tensors):
+                    named[name] = tensor
+                    continue
+                tensors = [t.expand(len(s), -1, -1) for t, s in zip(tensors, states, strict=True)]
+            if any(t.shape[1:] != tensor.shape[1:] for t in tensors):
+                _refuse("shapes", tuple(tensor.shape[1:]), [tuple(t.shape[1:]) for t in tensors])
+            named[name] = torch.cat(tensors)
+        return SetState._from_tensors(named, first.aggregate, first.fingerprint)
+
+    def save(self, path: str | Path) -> None:
+        """Write the state to a file that any process can load and merge, without pickle."""
+        description = {"aggregate": list(self.aggregate), "digest": self.fingerprint.digest}
+        files.write(path, "state", self._tensors(), description)
+
+    @staticmethod
+    def load(path: str | Path) -> SetState:
+        """Read a state that `save` wrote.
+
+        Raises:
+            FileError: the file is missing, truncated, corrupt, foreign or of another version.
+        """
+        _, tensors, description = files.read(path, "state")
+        try:
+            fingerprint = Fingerprint.from_digest(str(description["digest"]))
+            return SetState._from_tensors(tensors, description["aggregate"], fingerprint)
+        except (KeyError, TypeError) as error:
+            raise FileError(f"{path} is corrupt: it lacks {error}. Write it anew.") from error
+
+    def __deepcopy__(self, memo: object) -> SetState:
+        """A copy of the values; like every deep copy of results, without gradients' history."""
+        return self._map(lambda tensor: tensor.detach().clone())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        named = {name: tensor.detach() for name, tensor in self._tensors().items()}
+        return SetState._from_tensors, (named, self.aggregate, self.fingerprint)
+
+
+def _same(left: Tensor | None, right: Tensor | None) -> bool:
+    if left is right:
+        return True
+    if left is None or right is None:
+        return False
+    shape = torch.broadcast_shapes(left.shape, right.shape)
+    return torch.equal(left.expand(shape), right.expand(shape))
+
+
+def _refuse(what: str, left: object, right: object, remedy: str = "") -> None:
+    remedy = remedy or "fold both with the same model and the same number of sets"
+    raise StateMismatchError(f"cannot join states of different {what}: {left} and {right}; {remedy}.")
