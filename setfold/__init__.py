@@ -18,4 +18,26 @@ from setfold.errors import (
 from setfold.fold import fold
 from setfold.state import SetState
 
+__all__ = [
+    "CancelledAttentionWarning",
+    "Composition",
+    "DeepSets",
+    "DescriptionError",
+    "FileError",
+    "HierarchicalSlotSetEncoder",
+    "InputError",
+    "NonFiniteError",
+    "NotRemovableError",
+    "Pool",
+    "SetEncoder",
+    "SetState",
+    "SetfoldError",
+    "SlotPool",
+    "SlotSetEncoder",
+    "StateMismatchError",
+    "StreamingSetEncoder",
+    "__version__",
+    "fold",
+]
+
 __version__ = "0.1.0"

@@ -27,6 +27,7 @@ from setfold.errors import InputError, NotRemovableError
 from setfold.kernels.precision import accumulator_dtype
 
 Parts = tuple[Tensor, ...]  # the tensors of one statistic, each (B, ...)
+Statistics = dict[str, Parts]  # by the name of the statistic: what a state keeps
 
 
 class Statistic(ABC):
@@ -36,10 +37,10 @@ class Statistic(ABC):
     removable: ClassVar[bool] = False
     empty: ClassVar[float]
 
-    def identity(self, *shapes: Sequence[int], device: torch.device) -> Parts:
-        """The parts of a set without elements."""
+    def identity(self, *shapes: tuple[int, ...], device: torch.device) -> Parts:
+        """The parts of sets without elements, by their shapes (B, ...)."""
         dtype = accumulator_dtype(device)
-        return tuple(torch.full(tuple(s), self.empty, dtype=dtype, device=device) for s in shapes)
+        return tuple(torch.full(shape, self.empty, dtype=dtype, device=device) for shape in shapes)
 
     @abstractmethod
     def absorb(self, values: Tensor, mask: Tensor | None) -> Tensor:
@@ -63,9 +64,8 @@ class Sum(Statistic):
     name, removable, empty = "sum", True, 0.0
 
     def absorb(self, values: Tensor, mask: Tensor | None) -> Tensor:
-        """
-        >>> Sum().absorb(torch.tensor([[1.0, 2.0, 4.0]]), torch.tensor([[True, False, True]]))
-        tensor([5.], dtype=torch.float64)
+        """>>> Sum().absorb(torch.tensor([[1.0, 2.0, 4.0]]), torch.tensor([[True, False, True]]))
+        tensor([5.], dtype=torch.float64).
         """
         if mask is not None:
             values = values * _spread(mask, values)
@@ -107,6 +107,16 @@ class Min(Statistic):
 
 
 STATISTICS: dict[str, Statistic] = {s.name: s for s in (Sum(), Max(), Min())}
+
+
+def join(left: Statistics, right: Statistics) -> Statistics:
+    """The statistics of the union of disjoint sets, set by set."""
+    return {name: STATISTICS[name].join(parts, right[name]) for name, parts in left.items()}
+
+
+def remove(left: Statistics, right: Statistics) -> Statistics:
+    """The statistics of `left` without the elements of `right`, set by set."""
+    return {name: STATISTICS[name].remove(parts, right[name]) for name, parts in left.items()}
 
 
 @dataclass(frozen=True)

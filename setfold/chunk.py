@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -10,7 +10,8 @@ from torch import Tensor
 from setfold.errors import InputError
 
 
-class Chunk(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Chunk:
     """Elements of B sets: dense (B, n, d) with an optional mask, or ragged (N, d) with an index."""
 
     elements: Tensor
@@ -65,8 +66,14 @@ class Chunk(NamedTuple):
         cls, elements: Tensor, mask: Tensor | None, index: Tensor, sets: int, width: int | None
     ) -> Chunk:
         if mask is not None:
-            raise InputError("give a mask for dense elements or an index for ragged ones, not both.")
-        fits = elements.dim() >= 2 if width is None else elements.dim() == 2 and elements.shape[1] == width
+            raise InputError(
+                "give a mask for dense elements or an index for ragged ones, not both."
+            )
+        fits = (
+            elements.dim() >= 2
+            if width is None
+            else elements.dim() == 2 and elements.shape[1] == width
+        )
         if not fits:
             raise InputError(
                 f"with an index, elements must be (N, {'...' if width is None else width}); "
@@ -105,5 +112,7 @@ def _advice(elements: Tensor, sets: int, width: int | None) -> str:
     if elements.dim() == 2 and (width is None or elements.shape[1] == width):
         return " For one set, add a batch dimension with elements.unsqueeze(0)."
     if elements.dim() >= 3 and elements.shape[0] != sets:
-        return f" Begin with encoder.initial_state({elements.shape[0]}) for {elements.shape[0]} sets."
+        return (
+            f" Begin with encoder.initial_state({elements.shape[0]}) for {elements.shape[0]} sets."
+        )
     return ""

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from setfold.aggregate import Statistics
 from setfold.encoder import StreamingSetEncoder
 from setfold.errors import CancelledAttentionWarning, InputError
-from setfold.state import Statistics
 
 
 class Composition(StreamingSetEncoder):
@@ -47,6 +47,8 @@ class Composition(StreamingSetEncoder):
         self.slot_dims = encoder.slot_dims
         self.slot_axis = encoder.slot_axis if head is None else None
         self.slots_cancel = encoder.slots_cancel and head is None
+        self.defers = encoder.defers and features is None
+        self.sums_show_all = encoder.sums_show_all and features is None  # features may hide it
         if encoder.slots_cancel and _begins_with_pool(head):
             warnings.warn(
                 "attention cancels: the weights of an element sum to 1 over the slots, so adding up or "
@@ -84,19 +86,9 @@ class Composition(StreamingSetEncoder):
             found = self.features(elements.flatten(0, 1)).unflatten(0, elements.shape[:2])
         return self.encoder.featurize(found, None)
 
-    def probe(self, elements: Tensor, statistics: Statistics) -> Tensor:
-        if self.features is None:
-            return self.encoder.probe(elements, statistics)
-        return super().probe(elements, statistics)  # a feature network may hide an infinity
-
     def shaping_modules(self) -> tuple[nn.Module, ...]:
         features = () if self.features is None else (self.features,)
         return (*features, *self.encoder.shaping_modules())
-
-    def element_dtype(self) -> torch.dtype | None:
-        if self.features is None:
-            return self.encoder.element_dtype()
-        return next((p.dtype for p in self.features.parameters() if p.is_floating_point()), None)
 
 
 class SlotPool(nn.Module):

@@ -23,20 +23,25 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial, reduce
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from setfold.aggregate import STATISTICS, Aggregate
+from setfold.aggregate import Aggregate, Statistics, join, remove
 from setfold.chunk import Chunk
 from setfold.errors import InputError, NonFiniteError, StateMismatchError
 from setfold.fingerprint import Fingerprint, fingerprint_of
 from setfold.kernels.ragged import group_by_length
-from setfold.state import SetState, Statistics
+from setfold.state import SetState
 
 FEATURE_ROWS = 1 << 16  # elements that go through a feature network at once when no graph is kept
+SMALL_CHUNK = 1 << 13  # numbers in a chunk that is put aside rather than absorbed at once
+PENDING_ROWS = 512  # elements of a set that are put aside before they are absorbed together
+ORDINARY = 1e30  # larger numbers might overflow when they are summed, so they are never put aside
 
 
 class SetEncoder(nn.Module, ABC):
@@ -56,6 +61,9 @@ class StreamingSetEncoder(SetEncoder):
         slot_dims: the slot size h of each level; empty without slots.
         slot_axis: the axis of the encoding along which slots lie, None if they are mixed.
         slots_cancel: whether attention vanishes when the slots are added up.
+        sums_show_all: whether NaN or infinity in any element shows in the statistic "sum".
+        defers: whether small chunks may wait: without a graph, `absorb` must then depend on what
+            `prepare` copied and on no weight that could change meanwhile.
     """
 
     dim_in: int | None
@@ -63,6 +71,8 @@ class StreamingSetEncoder(SetEncoder):
     slot_dims: tuple[int, ...] = ()
     slot_axis: int | None = None
     slots_cancel: bool = False
+    sums_show_all: bool = False
+    defers: bool = False
 
     # ---- the three primitives, and what comes with slots -------------------------------------
 
@@ -83,7 +93,9 @@ class StreamingSetEncoder(SetEncoder):
     ) -> tuple[Tensor, ...]:
         """Draw what a state fixes at its beginning; each (1, K, h). Nothing, without slots."""
         if num_slots is not None or generator is not None:
-            raise InputError(f"{type(self).__name__} has no slots: leave num_slots and generator out.")
+            raise InputError(
+                f"{type(self).__name__} has no slots: leave num_slots and generator out."
+            )
         return ()
 
     def prepare(self, frame: tuple[Tensor, ...]) -> Any:
@@ -93,15 +105,6 @@ class StreamingSetEncoder(SetEncoder):
     def featurize(self, elements: Tensor, context: Tensor | None) -> Tensor:
         """What is done to each element on its own, before `absorb`. Nothing, by default."""
         return elements
-
-    def probe(self, elements: Tensor, statistics: Statistics) -> Tensor:
-        """A number that is not finite if some element, or what was made of it, is not; cheap."""
-        total = elements.sum()
-        for name, parts in statistics.items():
-            for part in parts:  # infinity is what an empty maximum holds, so look for NaN only
-                suspect = part if name == "sum" else torch.where(part.isnan(), part, 0)
-                total = total + suspect.sum()
-        return total
 
     def shaping_modules(self) -> tuple[nn.Module, ...]:
         """The modules whose weights shape the state; what only reads it out is not among them."""
@@ -175,12 +178,11 @@ class StreamingSetEncoder(SetEncoder):
             NonFiniteError: NaN or infinity among the elements that are present.
             StateMismatchError: the state is of another model.
         """
-        state = self._recognised(state)
-        added, count = self._summarize(state, elements, mask, index)
-        joined = {
-            name: STATISTICS[name].join(parts, added[name]) for name, parts in state.statistics.items()
-        }
-        return state.with_statistics(joined, state.count + count)
+        if self.defers and mask is None and index is None and not torch.is_grad_enabled():
+            later = self._deferred(state, elements)
+            if later is not None:
+                return later
+        return self._combined(state, elements, mask, index, join, torch.add)
 
     def remove(
         self,
@@ -195,20 +197,18 @@ class StreamingSetEncoder(SetEncoder):
         Sums and means can forget; a maximum or minimum cannot. A set from which everything has
         been removed is exactly empty. Arguments as for `update`.
         """
-        state = self._recognised(state)
-        removed, removed_count = self._summarize(state, elements, mask, index)
-        count = state.count - removed_count
-        if bool((count < 0).any()):
+        left = self._combined(state, elements, mask, index, remove, torch.sub)
+        if bool((left.count < 0).any()):
             raise InputError(
                 "cannot remove more elements than a set holds: set "
-                f"{int((count < 0).nonzero()[0])} would be left with {int(count.min())}."
+                f"{int((left.count < 0).nonzero()[0])} would be left with {int(left.count.min())}."
             )
-        left = {}
-        for name, parts in state.statistics.items():
-            parts = STATISTICS[name].remove(parts, removed[name])
-            emptied = [(count == 0).reshape(-1, *(1,) * (p.dim() - 1)) for p in parts]
-            left[name] = tuple(p.masked_fill(e, 0) for p, e in zip(parts, emptied, strict=True))
-        return state.with_statistics(left, count)
+        emptied = left.count == 0
+        statistics = {
+            name: tuple(p.masked_fill(emptied.reshape(-1, *(1,) * (p.dim() - 1)), 0) for p in parts)
+            for name, parts in left.statistics.items()
+        }
+        return left.with_statistics(statistics, left.count)
 
     def readout(self, state: SetState) -> Tensor:
         """The encoding (B, ...) of what the state has seen; as often as you like."""
@@ -236,86 +236,103 @@ class StreamingSetEncoder(SetEncoder):
         if index is None and batch_size is None:
             batch_size = elements.shape[0]
         if batch_size is None:
-            raise InputError("a ragged batch needs batch_size, the number of sets, beside its index.")
+            raise InputError(
+                "a ragged batch needs batch_size, the number of sets, beside its index."
+            )
         state = self.initial_state(batch_size, context=context)
         return self.readout(self.update(state, elements, mask=mask, index=index))
 
     # ---- derived -----------------------------------------------------------------------------
 
-    def _summarize(
-        self, state: SetState, elements: Tensor, mask: Tensor | None, index: Tensor | None
-    ) -> tuple[Statistics, Tensor | int]:
-        """The statistics of one chunk alone, and its number of elements by set."""
+    def _deferred(self, state: SetState, elements: Tensor) -> SetState | None:
+        """The state with a small chunk put aside; None for one that must be absorbed at once.
+
+        A stream that arrives element by element spends its time in calling, not in computing.
+        """
+        if torch.compiler.is_compiling() or not isinstance(elements, Tensor):
+            return None
+        waiting = 0 if state.pending is None else state.pending.rows
+        if elements.numel() > SMALL_CHUNK or not elements.is_cpu or state.has_own_slots:
+            return None
+        state = self._recognised(state)
+        chunk = Chunk.checked(elements, None, None, sets=len(state), width=self.dim_in)
+        self._refuse_foreign_tensors(state, elements)
+        if chunk.elements.numel() == 0 or waiting + elements.shape[1] > PENDING_ROWS:
+            return None
+        # NaN compares as false, so whatever is odd takes the ordinary way, which says what it is
+        if not np.abs(elements.detach().numpy()).max() < ORDINARY:
+            return None
+        absorb = partial(self.absorb, mask=None, prepared=self._prepared(state))
+        return state.put_aside(elements, state.count + elements.shape[1], absorb)
+
+    def _combined(
+        self,
+        state: SetState,
+        elements: Tensor,
+        mask: Tensor | None,
+        index: Tensor | None,
+        combine: Callable[[Statistics, Statistics], Statistics],
+        combine_counts: Callable[[Tensor, Any], Tensor],
+    ) -> SetState:
+        """The state joined with one chunk, or relieved of it."""
+        state = self._recognised(state)
         chunk = Chunk.checked(elements, mask, index, sets=len(state), width=self.dim_in)
         self._refuse_foreign_tensors(state, chunk.elements)
-        if any(slots.shape[0] > 1 for slots in state.frame):
-            return self._summarize_set_by_set(state, chunk)
         if chunk.elements.numel() == 0:
-            return self.identity(len(state), state.frame), 0
-        prepared = self._prepared(state)
-        if chunk.index is not None:
-            added = self._absorb_ragged(state, chunk, prepared)
+            return state
+        if not self.sums_show_all:
+            self._refuse_non_finite(chunk, chunk.elements)
+        if chunk.index is None and not state.has_own_slots:
+            prepared = self._prepared(state)
+            found = self._absorb_dense(chunk.elements, chunk.mask, state.context, prepared)
+            self._refuse_broken(chunk, found)
+            statistics = combine(state.statistics, found)
         else:
-            added = self._absorb_dense(chunk.elements, chunk.mask, state.context, prepared)
-        if not torch.compiler.is_compiling():
-            self._refuse_non_finite(chunk.elements, added)
-        return added, chunk.count()
+            statistics = {n: tuple(p.clone() for p in ps) for n, ps in state.statistics.items()}
+            for sets, found in self._summaries(state, chunk):
+                self._refuse_broken(chunk, found)
+                held = {n: tuple(p[sets] for p in ps) for n, ps in statistics.items()}
+                for name, parts in combine(held, found).items():
+                    for whole, part in zip(statistics[name], parts, strict=True):
+                        whole[sets] = part
+        return state.with_statistics(statistics, combine_counts(state.count, chunk.count()))
+
+    def _summaries(self, state: SetState, chunk: Chunk) -> Iterator[tuple[Tensor, Statistics]]:
+        """What a chunk adds to some of the sets at a time."""
+        if state.has_own_slots:
+            for number in range(len(state)):
+                alone, some, shown = state[number], *chunk.one_set(number)
+                if some.numel():
+                    prepared = self.prepare(alone.frame)
+                    found = self._absorb_dense(some, shown, alone.context, prepared)
+                    yield torch.tensor([number], device=some.device), found
+            return
+        assert chunk.index is not None
+        elements, context, prepared = chunk.elements, state.context, self._prepared(state)
+        if context is None:  # in one go, before the rows are sorted into sets
+            elements = self.featurize(elements.unsqueeze(0), None).squeeze(0)
+        for sets, rows, shown in group_by_length(chunk.index, len(state)):
+            some = elements[rows]  # (b, length, d)
+            if context is not None:
+                some = self.featurize(some, context[sets])
+            yield sets, self.absorb(some, shown, prepared)
 
     def _absorb_dense(
         self, elements: Tensor, mask: Tensor | None, context: Tensor | None, prepared: Any
     ) -> Statistics:
-        """Featurize and absorb; without a graph, a few rows at a time, so that memory stays flat."""
-        step = max(1, FEATURE_ROWS // max(1, elements.shape[0]))
-        featureless = type(self).featurize is StreamingSetEncoder.featurize
-        if featureless or torch.is_grad_enabled() or elements.shape[1] <= step:
+        """Featurize and absorb; without a graph, some rows at a time, so that memory stays flat."""
+        if type(self).featurize is StreamingSetEncoder.featurize:
+            return self.absorb(elements, mask, prepared)
+        step = max(1, FEATURE_ROWS // elements.shape[0])
+        if torch.is_grad_enabled() or elements.shape[1] <= step:
             return self.absorb(self.featurize(elements, context), mask, prepared)
-        total: Statistics = {}
-        masks = [None] * -(-elements.shape[1] // step) if mask is None else mask.split(step, 1)
-        for piece, piece_mask in zip(elements.split(step, 1), masks, strict=True):
-            added = self.absorb(self.featurize(piece, context), piece_mask, prepared)
-            total = {n: STATISTICS[n].join(total[n], p) for n, p in added.items()} if total else added
-        return total
-
-    def _absorb_ragged(self, state: SetState, chunk: Chunk, prepared: Any) -> Statistics:
-        """Absorb sets of one length at a time, as dense batches, and lay the results out by set."""
-        assert chunk.index is not None
-        rows, context = chunk.elements, state.context
-        if context is None:
-            rows = self.featurize(rows.unsqueeze(0), None).squeeze(0)
-        sets, found = [], []
-        for group in group_by_length(chunk.index, len(state)):
-            elements = rows[group.rows]  # (b, length, d)
-            if context is not None:
-                elements = self.featurize(elements, context[group.sets])
-            sets.append(group.sets)
-            found.append(self.absorb(elements, group.mask, prepared))
-        empty = self.identity(len(state), state.frame)
-        if not found:
-            return empty
-        where = torch.cat(sets)
-        return {
-            name: tuple(
-                whole.index_copy(0, where, torch.cat([f[name][i] for f in found]).to(whole.dtype))
-                for i, whole in enumerate(parts)
-            )
-            for name, parts in empty.items()
-        }
-
-    def _summarize_set_by_set(
-        self, state: SetState, chunk: Chunk
-    ) -> tuple[Statistics, Tensor | int]:
-        """Where each set has slots of its own, as a stack of training states may."""
-        found, counts = [], []
-        for number in range(len(state)):
-            elements, mask = chunk.one_set(number)
-            added, count = self._summarize(state[number], elements, mask, None)
-            found.append(added)
-            counts.append(torch.as_tensor(count, device=state.device).reshape(1))
-        statistics = {
-            name: tuple(torch.cat([f[name][i] for f in found]) for i in range(len(parts)))
-            for name, parts in state.statistics.items()
-        }
-        return statistics, torch.cat(counts)
+        pieces = elements.split(step, 1)
+        masks = [None] * len(pieces) if mask is None else mask.split(step, 1)
+        absorbed = (
+            self.absorb(self.featurize(piece, context), shown, prepared)
+            for piece, shown in zip(pieces, masks, strict=True)
+        )
+        return reduce(join, absorbed)
 
     def _prepared(self, state: SetState) -> Any:
         """What `absorb` needs; without a graph derived once and kept with the state."""
@@ -363,7 +380,7 @@ class StreamingSetEncoder(SetEncoder):
             raise InputError(
                 f"elements are on {elements.device}, the state on {state.device}: move one with .to(...)."
             )
-        wanted = self.element_dtype()
+        wanted = state.fingerprint.dtype
         if wanted is not None and elements.dtype != wanted:
             raise InputError(
                 f"elements are {elements.dtype}, the encoder's weights {wanted}: cast the elements "
@@ -372,29 +389,28 @@ class StreamingSetEncoder(SetEncoder):
         if not elements.is_floating_point():
             raise InputError(f"elements must be floating point; got {elements.dtype}.")
 
-    def element_dtype(self) -> torch.dtype | None:
-        """The dtype that elements must have; None for any floating point."""
-        return None
+    def _refuse_broken(self, chunk: Chunk, found: Statistics) -> None:
+        """Raise if what was made of a chunk is not finite."""
+        for name, parts in found.items():  # an empty maximum is infinite, so look for NaN there
+            shown = parts[0] if name == "sum" else torch.where(parts[0].isnan(), parts[0], 0)
+            self._refuse_non_finite(chunk, shown, name)
 
-    def _refuse_non_finite(self, elements: Tensor, statistics: Statistics) -> None:
-        """Raise on NaN or infinity, judged by a small number; only then look at the elements."""
-        if elements.device.type == "meta":
+    def _refuse_non_finite(self, chunk: Chunk, probe: Tensor, name: str | None = None) -> None:
+        """Raise if the sum of some tensor is not finite; only then look for the reason."""
+        if torch.compiler.is_compiling() or probe.is_meta:
             return
-        with torch.no_grad():
-            if math.isfinite(self.probe(elements, statistics).item()):
-                return
-        wrong = ~torch.isfinite(elements)
+        if math.isfinite(probe.detach().sum().item()):
+            return
+        wrong = ~torch.isfinite(chunk.elements)
         if bool(wrong.any()):
             place = tuple(wrong.nonzero()[0].tolist())
             raise NonFiniteError(
-                f"elements must be finite; elements{list(place)} is {float(elements[place])} "
+                f"elements must be finite; elements{list(place)} is {chunk.elements[place].item()} "
                 f"({int(wrong.sum())} such numbers in the chunk). Clean the chunk or mask those "
                 "elements out; the state is as it was."
             )
-        for name, parts in statistics.items():
-            broken = any(bool((~p.isfinite() if name == "sum" else p.isnan()).any()) for p in parts)
-            if broken:
-                raise NonFiniteError(
-                    f"the elements are finite, but their {name} is not: they are too large, or the feature "
-                    "network makes NaN or infinity of them. The state is as it was."
-                )
+        if name is not None:
+            raise NonFiniteError(
+                f"the elements are finite, but their {name} is not: they are too large, or the feature "
+                "network makes NaN or infinity of them. The state is as it was."
+            )

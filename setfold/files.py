@@ -57,7 +57,9 @@ def _write_atomically(path: Path, content: bytes) -> None:
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     except FileNotFoundError:
-        raise FileError(f"cannot write {path}: there is no folder {path.parent}; make it first.") from None
+        raise FileError(
+            f"cannot write {path}: there is no folder {path.parent}; make it first."
+        ) from None
     temporary = Path(name)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -108,8 +110,12 @@ def read(path: str | Path, kind: str | None = None) -> tuple[str, dict[str, Tens
             f"{path} is truncated, corrupt or not a safetensors file ({error}). Write it anew."
         ) from error
     if digest_of(tensors) != metadata.get("checksum"):
-        raise FileError(f"{path} is corrupt: its checksum does not match its content. Write it anew.")
+        raise FileError(
+            f"{path} is corrupt: its checksum does not match its content. Write it anew."
+        )
     try:
         return found, tensors, json.loads(metadata["description"])
     except (KeyError, json.JSONDecodeError) as error:
-        raise FileError(f"{path} is corrupt: its description cannot be read. Write it anew.") from error
+        raise FileError(
+            f"{path} is corrupt: its description cannot be read. Write it anew."
+        ) from error

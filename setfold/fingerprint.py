@@ -23,12 +23,14 @@ _structures: weakref.WeakKeyDictionary[Module, str] = weakref.WeakKeyDictionary(
 class Fingerprint:
     """The weights of one encoder at one moment, or only their digest."""
 
-    __slots__ = ("_digest", "_names", "_owner", "_structure", "_tensors", "_versions")
+    __slots__ = ("_digest", "_names", "_owner", "_structure", "_tensors", "_versions", "dtype")
 
     def __init__(self, owner: Module, modules: Sequence[Module]) -> None:
-        self._owner = weakref.ref(owner)
+        self._owner: weakref.ref[Module] | None = weakref.ref(owner)
         self._names, self._tensors = _named_tensors(modules)
         self._versions = [_version(t) for t in self._tensors]
+        # What the elements must be in: the weights that meet them come first.
+        self.dtype = next((t.dtype for t in self._tensors if t.is_floating_point()), None)
         self._structure = "\n".join(map(_structure, modules))
         self._digest: str | None = None
 
@@ -36,20 +38,18 @@ class Fingerprint:
     def from_digest(cls, digest: str | None) -> Fingerprint:
         """What a state from a file has: no live encoder, only the digest of its weights."""
         self = cls.__new__(cls)
-        self._owner, self._names, self._tensors, self._versions = _nobody, (), (), []
-        self._structure, self._digest = "", digest
+        self._owner = None
+        self._names, self._tensors, self._versions = (), (), []
+        self._structure, self._digest, self.dtype = "", digest, None
         return self
 
     def belongs_to(self, encoder: Module) -> bool:
         """Whether this is the fingerprint of that very encoder, as it is now."""
-        return self._owner() is encoder and self.is_current()
+        return self._owner is not None and self._owner() is encoder and self.is_current()
 
     def is_current(self) -> bool:
         """Whether the weights are still what they were."""
-        for tensor, version in zip(self._tensors, self._versions, strict=True):
-            if _version(tensor) != version:
-                return False
-        return True
+        return [_version(t) for t in self._tensors] == self._versions
 
     @property
     def digest(self) -> str:
@@ -110,8 +110,7 @@ def _named_tensors(modules: Sequence[Module]) -> tuple[tuple[str, ...], tuple[Te
 
 def _version(tensor: Tensor) -> tuple[int, int]:
     """Changes when a tensor is written to or its storage is exchanged."""
-    return tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version
-
-
-def _nobody() -> None:
-    return None
+    try:
+        return tensor.data_ptr(), tensor._version
+    except RuntimeError:  # a tensor made in inference mode has no version
+        return tensor.data_ptr(), 0

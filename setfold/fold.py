@@ -35,5 +35,7 @@ def fold(encoder: StreamingSetEncoder, chunks: Iterable[Tensor]) -> Tensor:
             state = encoder.initial_state(chunk.shape[0])
         state = encoder.update(state, chunk)
     if state is None:
-        raise InputError("fold needs at least one chunk; got none. An empty set is encoder.initial_state(1).")
+        raise InputError(
+            "fold needs at least one chunk; got none. An empty set is encoder.initial_state(1)."
+        )
     return encoder.readout(state)

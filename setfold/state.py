@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from setfold import files
-from setfold.aggregate import STATISTICS, Parts
+from setfold.aggregate import STATISTICS, Parts, Statistics, join
 from setfold.errors import FileError, InputError, StateMismatchError
 from setfold.fingerprint import Fingerprint
 
-Statistics = dict[str, Parts]
+
+class Pending(NamedTuple):
+    """Small chunks that were only put aside: absorbing many costs hardly more than absorbing one."""
+
+    chunks: tuple[Tensor, ...]  # each (B, n_i, d), the state's own copies
+    rows: int
+    absorb: Callable[[Tensor], Statistics]  # depends on no weight that could change meanwhile
 
 
 class SetState:
@@ -24,7 +30,8 @@ class SetState:
     that began alike. The slots were drawn once, at the beginning, and live here.
 
     Attributes:
-        statistics: by statistic, the tensors that it keeps, each (B, ...), in float64.
+        statistics: by statistic, the tensors that it keeps, each (B, ...), in float64. What small
+            updates have put aside is absorbed when this is first asked for.
         count: (B,), the number of elements seen, int64.
         frame: what was fixed at the beginning: the slots of each level, each (1, K, h) where all
             sets share them or else (B, K, h).
@@ -40,7 +47,16 @@ class SetState:
     tensor([12])
     """
 
-    __slots__ = ("aggregate", "context", "count", "fingerprint", "frame", "prepared", "statistics")
+    __slots__ = (
+        "_statistics",
+        "aggregate",
+        "context",
+        "count",
+        "fingerprint",
+        "frame",
+        "pending",
+        "prepared",
+    )
 
     def __init__(
         self,
@@ -52,8 +68,9 @@ class SetState:
         aggregate: tuple[str, ...],
         fingerprint: Fingerprint,
         prepared: Any = None,
+        pending: Pending | None = None,
     ) -> None:
-        self.statistics = statistics
+        self._statistics = statistics
         self.count = count
         self.frame = frame
         self.context = context
@@ -62,6 +79,16 @@ class SetState:
         # What the encoder derived from the frame without a graph, kept so that a small update
         # need not derive it again. Never saved, compared or moved.
         self.prepared = prepared
+        self.pending = pending
+
+    @property
+    def statistics(self) -> Statistics:
+        if self.pending is not None:
+            with torch.no_grad():  # as it was when the chunks came
+                found = self.pending.absorb(torch.cat(self.pending.chunks, 1))
+                self._statistics = join(self._statistics, found)
+            self.pending = None
+        return self._statistics
 
     @property
     def slots(self) -> Tensor | None:
@@ -69,6 +96,11 @@ class SetState:
         if not self.frame:
             return None
         return self.frame[0].expand(len(self), -1, -1)
+
+    @property
+    def has_own_slots(self) -> bool:
+        """Whether each set has slots of its own, as a stack of training states may."""
+        return any(slots.shape[0] > 1 for slots in self.frame)
 
     @property
     def device(self) -> torch.device:
@@ -99,6 +131,16 @@ class SetState:
             prepared=self.prepared,
         )
 
+    def put_aside(
+        self, elements: Tensor, count: Tensor, absorb: Callable[[Tensor], Statistics]
+    ) -> SetState:
+        """A state that has seen `elements` too, and will absorb them later."""
+        chunks, rows, _ = self.pending or Pending((), 0, absorb)
+        state = self.with_statistics(self._statistics, count)
+        rows += elements.shape[1]
+        state.pending = Pending((*chunks, elements.clone()), rows, absorb)
+        return state
+
     def merge(self, other: SetState) -> SetState:
         """The state of the union of what both have seen, set by set.
 
@@ -108,10 +150,7 @@ class SetState:
             StateMismatchError: the states have other slots, weights, aggregates or shapes.
         """
         self._refuse_unlike(other)
-        joined = {
-            name: STATISTICS[name].join(parts, other.statistics[name])
-            for name, parts in self.statistics.items()
-        }
+        joined = join(self.statistics, other.statistics)
         return self.with_statistics(joined, self.count + other.count)
 
     def _refuse_unlike(self, other: SetState) -> None:
@@ -147,7 +186,9 @@ class SetState:
 
     def _tensors(self) -> dict[str, Tensor]:
         """All tensors by name, as they are laid out in a file."""
-        named = {f"{name}.{i}": p for name, parts in self.statistics.items() for i, p in enumerate(parts)}
+        named = {
+            f"{name}.{i}": p for name, parts in self.statistics.items() for i, p in enumerate(parts)
+        }
         named["count"] = self.count
         named |= {f"slots.{i}": slots for i, slots in enumerate(self.frame)}
         if self.context is not None:
@@ -181,7 +222,9 @@ class SetState:
         try:
             target = torch.device(device)
         except (RuntimeError, TypeError):
-            raise InputError(f"state.to takes a device, such as 'cpu' or 'cuda'; got {device!r}.") from None
+            raise InputError(
+                f"state.to takes a device, such as 'cpu' or 'cuda'; got {device!r}."
+            ) from None
 
         def move(tensor: Tensor) -> Tensor:
             if target.type == "mps" and tensor.dtype == torch.float64:
@@ -201,7 +244,9 @@ class SetState:
                 raise IndexError(f"set {item} of a state of {len(self)} sets")
             item = slice(item % len(self), item % len(self) + 1)
         if not isinstance(item, slice):
-            raise InputError(f"a state is indexed by a number or a slice; got {type(item).__name__}.")
+            raise InputError(
+                f"a state is indexed by a number or a slice; got {type(item).__name__}."
+            )
         shared = {f"slots.{i}" for i, slots in enumerate(self.frame) if slots.shape[0] == 1}
         named = {n: t if n in shared else t[item] for n, t in self._tensors().items()}
         return SetState._from_tensors(named, self.aggregate, self.fingerprint)
@@ -217,10 +262,15 @@ class SetState:
             raise InputError("SetState.stack needs at least one state; got none.")
         first = states[0]
         for other in states[1:]:
-            if first.aggregate != other.aggregate or first._tensors().keys() != other._tensors().keys():
+            if (
+                first.aggregate != other.aggregate
+                or first._tensors().keys() != other._tensors().keys()
+            ):
                 _refuse("aggregate", "+".join(first.aggregate), "+".join(other.aggregate))
             if not first.fingerprint.matches(other.fingerprint):
-                raise StateMismatchError("cannot stack states that were made with different weights.")
+                raise StateMismatchError(
+                    "cannot stack states that were made with different weights."
+                )
         named = {}
         for name, tensor in first._tensors().items():
             tensors = [state._tensors()[name] for state in states]
@@ -273,4 +323,6 @@ def _same(left: Tensor | None, right: Tensor | None) -> bool:
 
 def _refuse(what: str, left: object, right: object, remedy: str = "") -> None:
     remedy = remedy or "fold both with the same model and the same number of sets"
-    raise StateMismatchError(f"cannot join states of different {what}: {left} and {right}; {remedy}.")
+    raise StateMismatchError(
+        f"cannot join states of different {what}: {left} and {right}; {remedy}."
+    )

@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from setfold.aggregate import STATISTICS, parse_aggregates, read, statistics_of
+from setfold.aggregate import STATISTICS, Statistics, parse_aggregates, read, statistics_of
 from setfold.composition import Composition
 from setfold.encoder import StreamingSetEncoder
-from setfold.state import Statistics
 
 
 class Pool(StreamingSetEncoder):
@@ -25,11 +24,17 @@ class Pool(StreamingSetEncoder):
     tensor([[3., 5.]])
     """
 
+    dim_in: int
+    like: Tensor
+    defers = True
+
     def __init__(self, dim_in: int, aggregate: str | Sequence[str] = "mean") -> None:
         super().__init__()
-        self.dim_in: int = dim_in
+        self.dim_in = dim_in
         self.aggregate = aggregate if isinstance(aggregate, str) else list(aggregate)
         self.aggregates = parse_aggregates(aggregate, weighted=False)
+        self.statistic_names = statistics_of(self.aggregates)
+        self.sums_show_all = "sum" in self.statistic_names
         # Remembers device and dtype, which a module without parameters would not.
         self.register_buffer("like", torch.empty(0), persistent=False)
 
@@ -45,21 +50,15 @@ class Pool(StreamingSetEncoder):
         shape = (batch_size, self.dim_in)
         return {
             name: STATISTICS[name].identity(shape, device=self.like.device)
-            for name in statistics_of(self.aggregates)
+            for name in self.statistic_names
         }
 
     def absorb(self, elements: Tensor, mask: Tensor | None, prepared: Any) -> Statistics:
-        return {
-            name: (STATISTICS[name].absorb(elements, mask),)
-            for name in statistics_of(self.aggregates)
-        }
+        return {name: (STATISTICS[name].absorb(elements, mask),) for name in self.statistic_names}
 
     def finish(self, statistics: Statistics, count: Tensor, frame: tuple[Tensor, ...]) -> Tensor:
         values = {name: parts[0] for name, parts in statistics.items()}
         return read(self.aggregates, values, count, None).to(self.like.dtype)
-
-    def element_dtype(self) -> torch.dtype:
-        return self.like.dtype
 
 
 class DeepSets(Composition):

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from itertools import pairwise
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from setfold.aggregate import Statistics
 from setfold.encoder import StreamingSetEncoder
 from setfold.encoders.slot_set import Prepared, SlotSetEncoder
 from setfold.errors import CancelledAttentionWarning, InputError
-from setfold.state import Statistics
 
 
 class HierarchicalSlotSetEncoder(StreamingSetEncoder):
@@ -36,6 +37,7 @@ class HierarchicalSlotSetEncoder(StreamingSetEncoder):
     """
 
     slot_axis = 1
+    defers = True
 
     def __init__(
         self, levels: Sequence[SlotSetEncoder], activation: nn.Module | None = None
@@ -43,7 +45,7 @@ class HierarchicalSlotSetEncoder(StreamingSetEncoder):
         super().__init__()
         if not levels:
             raise InputError("a hierarchy needs at least one level; got none.")
-        for number, (lower, upper) in enumerate(zip(levels, levels[1:], strict=False), start=2):
+        for number, (lower, upper) in enumerate(pairwise(levels), start=2):
             if upper.dim_in != lower.dim_readout:
                 raise InputError(
                     f"level {number} must have dim_in={lower.dim_readout}, the width of what level "
@@ -56,6 +58,7 @@ class HierarchicalSlotSetEncoder(StreamingSetEncoder):
         self.aggregates = levels[0].aggregates
         self.slot_dims = tuple(level.dim_slot for level in levels)
         self.slots_cancel = levels[-1].slots_cancel
+        self.sums_show_all = levels[0].sums_show_all
         if self._collapses():
             warnings.warn(
                 "this hierarchy collapses: with nothing between them, levels that sum or average and end "
@@ -65,41 +68,39 @@ class HierarchicalSlotSetEncoder(StreamingSetEncoder):
                 stacklevel=2,
             )
 
+    @property
+    def _encoders(self) -> list[SlotSetEncoder]:
+        return cast("list[SlotSetEncoder]", list(self.levels))
+
     def _collapses(self) -> bool:
-        linear = all(level.slots_cancel for level in self.levels)
-        bare = isinstance(self.activation, nn.Identity) and len(self.levels) > 1
-        return bare and linear and self.levels[-1].num_slots == 1
+        linear = all(level.slots_cancel for level in self._encoders)
+        bare = isinstance(self.activation, nn.Identity) and len(self._encoders) > 1
+        return bare and linear and self._encoders[-1].num_slots == 1
 
     def draw_frame(
         self, num_slots: int | None, generator: torch.Generator | None
     ) -> tuple[Tensor, ...]:
         """The slots of every level; `num_slots` speaks of the first."""
-        first, *others = self.levels
+        first, *others = self._encoders
         frame = first.draw_frame(num_slots, generator)
         for level in others:  # learned slots are not drawn, so they take no generator
             frame += level.draw_frame(None, generator if level.slots == "random" else None)
         return frame
 
     def prepare(self, frame: tuple[Tensor, ...]) -> Prepared:
-        return self.levels[0].prepare(frame[:1])
+        return self._encoders[0].prepare(frame[:1])
 
     def identity(self, batch_size: int, frame: tuple[Tensor, ...]) -> Statistics:
-        return self.levels[0].identity(batch_size, frame[:1])
+        return self._encoders[0].identity(batch_size, frame[:1])
 
     def absorb(self, elements: Tensor, mask: Tensor | None, prepared: Any) -> Statistics:
-        return self.levels[0].absorb(elements, mask, prepared)
+        return self._encoders[0].absorb(elements, mask, prepared)
 
     def finish(self, statistics: Statistics, count: Tensor, frame: tuple[Tensor, ...]) -> Tensor:
-        encoding = self.levels[0].finish(statistics, count, frame[:1])
-        for level, slots in zip(self.levels[1:], frame[1:], strict=True):
+        encoding = self._encoders[0].finish(statistics, count, frame[:1])
+        for level, slots in zip(self._encoders[1:], frame[1:], strict=True):
             encoding = level.encode(self.activation(encoding), slots)
         return encoding * (count > 0)[:, None, None]  # an empty set reads as zeros here too
 
-    def probe(self, elements: Tensor, statistics: Statistics) -> Tensor:
-        return self.levels[0].probe(elements, statistics)
-
     def shaping_modules(self) -> tuple[nn.Module, ...]:
-        return (self.levels[0],)
-
-    def element_dtype(self) -> torch.dtype:
-        return self.levels[0].element_dtype()
+        return (self._encoders[0],)

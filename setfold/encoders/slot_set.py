@@ -11,13 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from setfold.aggregate import STATISTICS, parse_aggregates, read, statistics_of
+from setfold.aggregate import STATISTICS, Statistics, parse_aggregates, read, statistics_of
 from setfold.encoder import StreamingSetEncoder
 from setfold.errors import CancelledAttentionWarning, InputError
 from setfold.kernels.extrema import slot_extrema
 from setfold.kernels.scores import ATTENTIONS, CosineScores, FoldedScores, KeyScores, Scores
 from setfold.kernels.sums import slot_sums
-from setfold.state import Statistics
 
 SLOTS = ("random", "learned")
 SIMILARITIES = ("dot", "cosine")
@@ -66,7 +65,9 @@ class SlotSetEncoder(StreamingSetEncoder):
     torch.Size([2, 4, 16])
     """
 
+    dim_in: int
     slot_axis = 1
+    defers = True
     slot_noise: Tensor
     slot_seed: Tensor
 
@@ -106,6 +107,8 @@ class SlotSetEncoder(StreamingSetEncoder):
         self.aggregates = parse_aggregates(aggregate, weighted=True)
         self.slot_dims = (dim_slot,)
         self.slots_cancel = all(a.cancels for a in self.aggregates)
+        self.statistic_names = statistics_of(self.aggregates)
+        self.sums_show_all = "sum" in self.statistic_names  # every element enters with a weight
         # Whether it is cheaper to sum elements and project the sums than to sum projected values.
         self.folded = dim_in * num_slots <= dim_out * (dim_in + num_slots)
         self._make_parameters()
@@ -189,42 +192,42 @@ class SlotSetEncoder(StreamingSetEncoder):
 
     def prepare(self, frame: tuple[Tensor, ...]) -> Prepared:
         slots = self.norm(frame[0][0])  # (K, h)
-        return Prepared(self._scores(slots), (self.to_value.weight, self.to_value.bias))
+        return Prepared(self._scores(slots), _held(self.to_value))
 
     def _scores(self, slots: Tensor) -> Scores:
         query = self.to_query(slots)  # (K, d_out)
         scale = self.dim_out**-0.5
-        weight, bias = self.to_key.weight, self.to_key.bias
+        weight, bias = _held(self.to_key)
         if self.similarity == "cosine":
             unit = normalize(query, dim=-1) * (self.temperature * scale)
             return CosineScores(weight, bias, unit, self.to_bias(slots).squeeze(-1))
         query = query * scale
         if not self.folded:
             return KeyScores(weight, bias, query)
-        offset = query.new_zeros(len(query)) if bias is None else query @ bias
-        return FoldedScores((query @ weight).t(), offset)
+        bias = weight.new_zeros(len(weight)) if bias is None else bias
+        return FoldedScores(torch.cat([weight, bias.unsqueeze(-1)], 1).t() @ query.t())
 
     def identity(self, batch_size: int, frame: tuple[Tensor, ...]) -> Statistics:
         slots = frame[0]
         held = (batch_size, slots.shape[1])
         summed = self.dim_in if self.folded else self.dim_out
         shapes = {
-            "sum": ((*held, summed), held),
-            "max": ((*held, self.dim_out),),
-            "min": ((*held, self.dim_out),),
+            "sum": (*held, summed + 1),  # the weighted sum and, last, the sum of the weights
+            "max": (*held, self.dim_out),
+            "min": (*held, self.dim_out),
         }
         return {
-            name: STATISTICS[name].identity(*shapes[name], device=slots.device)
-            for name in statistics_of(self.aggregates)
+            name: STATISTICS[name].identity(shapes[name], device=slots.device)
+            for name in self.statistic_names
         }
 
     def absorb(self, elements: Tensor, mask: Tensor | None, prepared: Prepared) -> Statistics:
         scores, projection = prepared
         found: Statistics = {}
-        for name in statistics_of(self.aggregates):
+        for name in self.statistic_names:
             if name == "sum":
                 values = None if self.folded else projection
-                found[name] = slot_sums(elements, mask, scores, self.attention, values)
+                found[name] = (slot_sums(elements, mask, scores, self.attention, values),)
             else:
                 largest = name == "max"
                 best = slot_extrema(elements, mask, scores, self.attention, projection, largest)
@@ -232,17 +235,21 @@ class SlotSetEncoder(StreamingSetEncoder):
         return found
 
     def finish(self, statistics: Statistics, count: Tensor, frame: tuple[Tensor, ...]) -> Tensor:
-        weight, bias = self.to_value.weight, self.to_value.bias
         values, mass = {}, None
-        for name, parts in statistics.items():
-            values[name] = parts[0]
+        for name, (value,) in statistics.items():
             if name == "sum":
-                mass = parts[1]
-                if self.folded:  # the value projection, after the sum
-                    values[name] = parts[0] @ weight.t().to(parts[0])
-                    if bias is not None:
-                        values[name] = values[name] + mass.unsqueeze(-1) * bias
-        return read(self.aggregates, values, count, mass).to(weight.dtype)
+                values[name], mass = self._projected(value), value[..., -1]
+            else:
+                values[name] = value
+        return read(self.aggregates, values, count, mass).to(self.to_value.weight.dtype)
+
+    def _projected(self, sums: Tensor) -> Tensor:
+        """sum_i W_ij v_i from sum_i W_ij [x_i, 1]: the value projection, after the sum."""
+        if not self.folded:
+            return sums[..., :-1]
+        weight, bias = self.to_value.weight, self.to_value.bias
+        value = sums[..., :-1] @ weight.t().to(sums.dtype)
+        return value if bias is None else value + sums[..., -1:] * bias
 
     def encode(self, elements: Tensor, slots: Tensor) -> Tensor:
         """Encode whole sets (B, n, d) with given slots (1, K, h) or (B, K, h), without a state."""
@@ -253,15 +260,6 @@ class SlotSetEncoder(StreamingSetEncoder):
         count = torch.full(elements.shape[:1], elements.shape[1], device=elements.device)
         return self.finish(statistics, count, (slots,))
 
-    def probe(self, elements: Tensor, statistics: Statistics) -> Tensor:
-        """Every element enters the sum with a weight, so the sum shows what is not finite."""
-        if "sum" in statistics:
-            return statistics["sum"][0].sum()
-        return super().probe(elements, statistics)
-
-    def element_dtype(self) -> torch.dtype:
-        return self.to_key.weight.dtype
-
 
 def _evaluation_noise(seed: int, num_slots: int, dim_slot: int) -> Tensor:
     """Standard normal (K, h) in float32, the same on every machine and day for one seed and K.
@@ -270,6 +268,14 @@ def _evaluation_noise(seed: int, num_slots: int, dim_slot: int) -> Tensor:
     """
     drawn = np.random.RandomState([seed, num_slots]).standard_normal((num_slots, dim_slot))
     return torch.from_numpy(drawn.astype(np.float32))
+
+
+def _held(linear: nn.Linear) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias: themselves where a graph is wanted, else copies that no step changes."""
+    weight, bias = linear.weight, linear.bias
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return weight, bias
+    return weight.detach().clone(), None if bias is None else bias.detach().clone()
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:

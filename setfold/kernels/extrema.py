@@ -39,7 +39,9 @@ def slot_extrema(
     sign = 1.0 if largest else -1.0
     batch, length, _ = elements.shape
     if length == 0:
-        return elements.new_full((batch, scores.num_slots, projection[0].shape[0]), -sign * torch.inf)
+        return elements.new_full(
+            (batch, scores.num_slots, projection[0].shape[0]), -sign * torch.inf
+        )
     if torch.compiler.is_compiling():
         return sign * _plain_maximum(elements, mask, scores, attention, projection, sign)
     tracked = torch.is_grad_enabled() and any(

@@ -12,8 +12,8 @@ from torch.autograd.function import once_differentiable
 from setfold.kernels.precision import accumulator_dtype
 from setfold.kernels.tiles import tiles
 
-# A tile function: (elements (b, r, d), mask (b, r) | None, *tensors) -> sums, each (b, ...).
-TileFunction = Callable[..., tuple[Tensor, ...]]
+# A tile function: (elements (b, r, d), mask (b, r) | None, *tensors) -> its sum, (b, ...).
+TileFunction = Callable[..., Tensor]
 
 
 def summed_over_tiles(
@@ -22,7 +22,7 @@ def summed_over_tiles(
     elements: Tensor,
     mask: Tensor | None,
     tensors: tuple[Tensor | None, ...],
-) -> tuple[Tensor, ...]:
+) -> Tensor:
     """Sum `function` over the tiles of `elements`, in float64, differentiably in constant memory.
 
     Args:
@@ -33,7 +33,7 @@ def summed_over_tiles(
         tensors: what else the function is differentiable in; None is passed through.
 
     Returns:
-        The sums, each (B, ...), in float64.
+        The sums, (B, ...), in float64.
     """
     return _Replay.apply(function, rows, elements, mask, *tensors)
 
@@ -49,24 +49,24 @@ class _Replay(torch.autograd.Function):
         elements: Tensor,
         mask: Tensor | None,
         *tensors: Tensor | None,
-    ) -> tuple[Tensor, ...]:
+    ) -> Tensor:
         ctx.function, ctx.rows, ctx.mask = function, rows, mask
         ctx.save_for_backward(elements, *tensors)
         batch, length = elements.shape[:2]
-        precise = accumulator_dtype(elements.device)
-        sums: list[Tensor] = []
+        sums: Tensor | None = None
         for sets, part in tiles(batch, length, rows):
-            tile_mask = None if mask is None else mask[sets, part]
-            added = function(elements[sets, part], tile_mask, *tensors)
-            if not sums:
-                sums = [a.new_zeros(batch, *a.shape[1:], dtype=precise) for a in added]
-            for total, a in zip(sums, added, strict=True):
-                total[sets] += a
-        return tuple(sums)
+            shown = None if mask is None else mask[sets, part]
+            added = function(elements[sets, part], shown, *tensors)
+            if sums is None:
+                precise = accumulator_dtype(elements.device)
+                sums = added.new_zeros(batch, *added.shape[1:], dtype=precise)
+            sums[sets] += added
+        assert sums is not None
+        return sums
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         elements, *tensors = ctx.saved_tensors
         need_elements, _, *need_tensors = ctx.needs_input_grad[2:]
         needs = [need_elements, *need_tensors]
@@ -75,24 +75,23 @@ class _Replay(torch.autograd.Function):
             torch.zeros_like(t, dtype=accumulator_dtype(t.device)) if need else None
             for t, need in zip(tensors, need_tensors, strict=True)
         ]
-        for sets, part in tiles(*elements.shape[:2], ctx.rows):
-            tile_mask = None if ctx.mask is None else ctx.mask[sets, part]
+        batch, length = elements.shape[:2]
+        for sets, part in tiles(batch, length, ctx.rows):
+            shown = None if ctx.mask is None else ctx.mask[sets, part]
             leaves = [
                 None if t is None else t.detach().requires_grad_(need)
                 for t, need in zip([elements[sets, part], *tensors], needs, strict=True)
             ]
             with torch.enable_grad():
-                sums = ctx.function(leaves[0], tile_mask, *leaves[1:])
-            wanted = [leaf for leaf, need in zip(leaves, needs, strict=True) if need]
-            upstream = [g[sets].to(s.dtype) for g, s in zip(grads, sums, strict=True)]
-            found = iter(torch.autograd.grad(sums, wanted, upstream))
+                added = ctx.function(leaves[0], shown, *leaves[1:])
+            wanted = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
+            found = iter(torch.autograd.grad(added, wanted, grad[sets].to(added.dtype)))
             if element_grad is not None:
                 element_grad[sets, part] = next(found)
             for total in tensor_grads:
                 if total is not None:
                     total += next(found)
         cast = [
-            None if g is None else g.to(t.dtype)
-            for t, g in zip(tensors, tensor_grads, strict=True)
+            None if g is None else g.to(t.dtype) for t, g in zip(tensors, tensor_grads, strict=True)
         ]
         return None, None, element_grad, None, *cast

@@ -19,13 +19,12 @@ EPSILON = 1e-8  # the paper's, added to every sigmoid
 
 
 class FoldedScores(NamedTuple):
-    """logits = x A + c, with A = Wk^T q^T / sqrt(d_out) and c = q bk / sqrt(d_out)."""
+    """logits = [x, 1] A, with A = [Wk | bk]^T q^T / sqrt(d_out): the last row is the offset."""
 
-    matrix: Tensor  # (d, K)
-    offset: Tensor  # (K,)
+    matrix: Tensor  # (d + 1, K)
 
     def logits(self, elements: Tensor) -> Tensor:  # (..., d) -> (..., K)
-        return linear(elements, self.matrix.t(), self.offset)
+        return linear(elements, self.matrix[:-1].t(), self.matrix[-1])
 
     @property
     def num_slots(self) -> int:

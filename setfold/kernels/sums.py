@@ -1,4 +1,4 @@
-"""sum_i W_ij x_i and sum_i W_ij over the elements of each set, in constant memory.
+"""sum_i W_ij [x_i, 1] over the elements of each set, in constant memory.
 
 Three ways to the same numbers, chosen by size:
 
@@ -27,15 +27,13 @@ from setfold.kernels.tiles import tile_rows, tiles
 PLAIN_ROWS = 4096  # up to here plain autograd is faster than recomputing
 
 
-
-
 def slot_sums(
     elements: Tensor,
     mask: Tensor | None,
     scores: Scores,
     attention: str,
     projection: tuple[Tensor, Tensor | None] | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> Tensor:
     """Sum the weighted elements (or their values) of each set, slot by slot.
 
     Args:
@@ -46,23 +44,22 @@ def slot_sums(
         projection: weight (d_out, d) and bias of the value; None sums the elements themselves.
 
     Returns:
-        sum_i W_ij x_i (B, K, p) and sum_i W_ij (B, K).
+        sum_i W_ij [x_i, 1] (B, K, p + 1): the weighted sum and, last, the sum of the weights.
     """
     batch, length, width = elements.shape
     if scores.num_slots == 1:  # one slot takes all of every element: W is exactly 1
         return _unweighted_sums(elements, mask, projection)
-    small = batch * length <= PLAIN_ROWS and torch.is_grad_enabled()
-    if small or torch.compiler.is_compiling():
+    tracked = torch.is_grad_enabled()
+    if torch.compiler.is_compiling() or (tracked and batch * length <= PLAIN_ROWS):
         return plain_sums(elements, mask, attention, scores, projection)
     if isinstance(scores, FoldedScores) and projection is None:
-        if torch.is_grad_enabled():
+        if tracked:
             return _FoldedSums.apply(elements, mask, attention, *scores)
         return _folded_forward(elements, mask, attention, *scores)
     rows = tile_rows(width + scores.num_slots, elements.element_size())
     function = partial(_sums_from_tensors, attention, type(scores), len(scores))
     tensors = (*scores, *(projection or ()))
-    total, mass = summed_over_tiles(function, rows, elements, mask, tensors)
-    return total, mass
+    return summed_over_tiles(function, rows, elements, mask, tensors)
 
 
 def plain_sums(
@@ -71,13 +68,13 @@ def plain_sums(
     attention: str,
     scores: Scores,
     projection: tuple[Tensor, Tensor | None] | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> Tensor:
     """The formula itself, differentiable, with B x n x K weights in memory."""
     weights = weigh(scores.logits(elements), attention)  # (B, n, K)
     if mask is not None:
         weights = weights * mask.unsqueeze(-1)
     values = elements if projection is None else linear(elements, *projection)
-    return weights.transpose(1, 2) @ values, weights.sum(1)
+    return torch.cat([weights.transpose(1, 2) @ values, weights.sum(1).unsqueeze(-1)], -1)
 
 
 def _sums_from_tensors(
@@ -87,7 +84,7 @@ def _sums_from_tensors(
     elements: Tensor,
     mask: Tensor | None,
     *tensors: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+) -> Tensor:
     """`plain_sums` with its tensors laid out flat, as the replay hands them over."""
     projection = tensors[parts:] or None
     return plain_sums(elements, mask, attention, form(*tensors[:parts]), projection)  # type: ignore[arg-type]
@@ -95,21 +92,20 @@ def _sums_from_tensors(
 
 def _unweighted_sums(
     elements: Tensor, mask: Tensor | None, projection: tuple[Tensor, Tensor | None] | None
-) -> tuple[Tensor, Tensor]:
+) -> Tensor:
     precise = accumulator_dtype(elements.device)
     batch, length, _ = elements.shape
     if mask is None:
-        mass = torch.full((batch, 1), float(length), dtype=precise, device=elements.device)
+        mass = torch.full((batch, 1, 1), float(length), dtype=precise, device=elements.device)
     else:
         elements = elements * mask.unsqueeze(-1)
-        mass = mask.sum(1, keepdim=True, dtype=precise)
+        mass = mask.sum(1, dtype=precise)[:, None, None]
     total = elements.sum(1, keepdim=True, dtype=precise)  # (B, 1, d)
     if projection is not None:
         weight, bias = projection
         total = total @ weight.t().to(precise)
-        if bias is not None:
-            total = total + mass.unsqueeze(-1) * bias
-    return total, mass
+        total = total if bias is None else total + mass * bias
+    return torch.cat([total, mass], -1)
 
 
 class _Buffers:
@@ -134,20 +130,22 @@ def _transposed_product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _folded_forward(
-    elements: Tensor, mask: Tensor | None, attention: str, matrix: Tensor, offset: Tensor
-) -> tuple[Tensor, Tensor]:
+    elements: Tensor, mask: Tensor | None, attention: str, matrix: Tensor
+) -> Tensor:
     batch, length, width = elements.shape
     num_slots = matrix.shape[1]
     precise = accumulator_dtype(elements.device)
     rows = min(tile_rows(width + num_slots, elements.element_size()), batch * length)
-    if batch == 1 and length == rows:  # one tile: nothing to accumulate
-        weights = weigh_(torch.addmm(offset, elements[0], matrix), attention, offset.new_ones(num_slots))
+    matrix, offset = matrix[:-1].contiguous(), matrix[-1]
+    if batch * length == rows and batch == 1:  # one tile: nothing to accumulate
+        weights = torch.addmm(offset, elements[0], matrix)
+        weigh_(weights, attention, offset.new_ones(num_slots))
         if mask is not None:
             weights.mul_(mask[0].unsqueeze(-1))
-        return _transposed_product(weights, elements[0]).unsqueeze(0), weights.sum(0, keepdim=True)
-    total = elements.new_zeros(batch, num_slots, width, dtype=precise)
-    mass = elements.new_zeros(batch, num_slots, dtype=precise)
-    matrix = matrix.contiguous()
+        total = _transposed_product(weights, elements[0])
+        return torch.cat([total, weights.sum(0).unsqueeze_(-1)], -1).unsqueeze_(0)
+    sums = elements.new_zeros(batch, num_slots, width + 1, dtype=precise)
+    total, mass = sums[..., :-1], sums[..., -1]
     buffers = _Buffers(rows, num_slots, elements)
     ones = buffers.ones[:num_slots]
     for sets, part in tiles(batch, length, rows):
@@ -164,11 +162,11 @@ def _folded_forward(
             weights = weights.view(*tile.shape[:2], num_slots)
             total[sets] = torch.bmm(weights.transpose(1, 2), tile)
             mass[sets] = weights.sum(1)
-    return total, mass
+    return sums
 
 
 class _FoldedSums(torch.autograd.Function):
-    """T = W^T X and s = W^T 1 with W from logits X A + c; recomputes W in the backward pass."""
+    """W^T [X, 1] with W from logits [X, 1] A; recomputes W in the backward pass."""
 
     @staticmethod
     def forward(
@@ -177,25 +175,22 @@ class _FoldedSums(torch.autograd.Function):
         mask: Tensor | None,
         attention: str,
         matrix: Tensor,
-        offset: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(elements, matrix, offset)
+    ) -> Tensor:
+        ctx.save_for_backward(elements, matrix)
         ctx.mask, ctx.attention = mask, attention
-        return _folded_forward(elements, mask, attention, matrix, offset)
+        return _folded_forward(elements, mask, attention, matrix)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, total_grad: Tensor, mass_grad: Tensor) -> tuple[Tensor | None, ...]:
-        elements, matrix, offset = ctx.saved_tensors
+    def backward(ctx: Any, sums_grad: Tensor) -> tuple[Tensor | None, ...]:
+        elements, augmented = ctx.saved_tensors
         batch, length, width = elements.shape
-        num_slots = matrix.shape[1]
-        precise = accumulator_dtype(elements.device)
-        matrix = matrix.contiguous()
-        total_grad = total_grad.to(elements.dtype)  # (B, K, d)
-        mass_grad = mass_grad.to(elements.dtype)  # (B, K)
+        num_slots = augmented.shape[1]
+        matrix, offset = augmented[:-1].contiguous(), augmented[-1]
+        sums_grad = sums_grad.to(elements.dtype)  # (B, K, d + 1)
+        total_grad, mass_grad = sums_grad[..., :-1].contiguous(), sums_grad[..., -1]
         upstream = total_grad.transpose(1, 2).contiguous()  # (B, d, K)
-        matrix_grad = torch.zeros_like(matrix, dtype=precise)
-        offset_grad = torch.zeros_like(offset, dtype=precise)
+        grads = torch.zeros_like(augmented, dtype=accumulator_dtype(elements.device))
         elements_grad = torch.empty_like(elements) if ctx.needs_input_grad[0] else None
         rows = min(tile_rows(width + 2 * num_slots, elements.element_size()), batch * length)
         first, second, third = (_Buffers(rows, num_slots, elements) for _ in range(3))
@@ -221,17 +216,13 @@ class _FoldedSums(torch.autograd.Function):
                 direct = shown.view(*tile.shape[:2], num_slots) @ total_grad[sets]
             # dL/dlogits: the mean over slots drops out because the weights sum to 1
             grad.sub_(torch.linalg.vecdot(weights, grad).unsqueeze_(-1)).mul_(slope)
-            matrix_grad += _transposed_product(flat, grad)
-            offset_grad += grad.sum(0)
+            grads[:-1] += _transposed_product(flat, grad)
+            grads[-1] += grad.sum(0)
             if elements_grad is not None:
-                elements_grad[sets, part] = direct.view(-1, width).addmm_(grad, matrix.t()).view(tile.shape)
-        return (
-            elements_grad,
-            None,
-            None,
-            matrix_grad.to(matrix.dtype),
-            offset_grad.to(offset.dtype),
-        )
+                elements_grad[sets, part] = (
+                    direct.view(-1, width).addmm_(grad, matrix.t()).view(tile.shape)
+                )
+        return elements_grad, None, None, grads.to(augmented.dtype)
 
 
 def _weights_and_slope(
