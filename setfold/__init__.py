@@ -1,43 +1,71 @@
-"""setfold folds a set of any size into one vector."""
+"""setfold folds a set of any size into one vector.
 
-from setfold.composition import Composition, SlotPool
-from setfold.encoder import SetEncoder, StreamingSetEncoder
-from setfold.encoders.deep_sets import DeepSets, Pool
-from setfold.encoders.hierarchical import HierarchicalSlotSetEncoder
-from setfold.encoders.slot_set import SlotSetEncoder
-from setfold.errors import (
-    CancelledAttentionWarning,
-    DescriptionError,
-    FileError,
-    InputError,
-    NonFiniteError,
-    NotRemovableError,
-    SetfoldError,
-    StateMismatchError,
-)
-from setfold.fold import fold
-from setfold.state import SetState
+Names are imported when they are first used, so that the command line need not wait for torch.
+"""
 
-__all__ = [
-    "CancelledAttentionWarning",
-    "Composition",
-    "DeepSets",
-    "DescriptionError",
-    "FileError",
-    "HierarchicalSlotSetEncoder",
-    "InputError",
-    "NonFiniteError",
-    "NotRemovableError",
-    "Pool",
-    "SetEncoder",
-    "SetState",
-    "SetfoldError",
-    "SlotPool",
-    "SlotSetEncoder",
-    "StateMismatchError",
-    "StreamingSetEncoder",
-    "__version__",
-    "fold",
-]
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from setfold.checks import check as check
+    from setfold.composition import Composition as Composition
+    from setfold.composition import SlotPool as SlotPool
+    from setfold.encoder import SetEncoder as SetEncoder
+    from setfold.encoder import StreamingSetEncoder as StreamingSetEncoder
+    from setfold.encoders.deep_sets import DeepSets as DeepSets
+    from setfold.encoders.deep_sets import Pool as Pool
+    from setfold.encoders.hierarchical import (
+        HierarchicalSlotSetEncoder as HierarchicalSlotSetEncoder,
+    )
+    from setfold.encoders.slot_set import SlotSetEncoder as SlotSetEncoder
+    from setfold.errors import CancelledAttentionWarning as CancelledAttentionWarning
+    from setfold.errors import DescriptionError as DescriptionError
+    from setfold.errors import FileError as FileError
+    from setfold.errors import InputError as InputError
+    from setfold.errors import NonFiniteError as NonFiniteError
+    from setfold.errors import NotRemovableError as NotRemovableError
+    from setfold.errors import SetfoldError as SetfoldError
+    from setfold.errors import StateMismatchError as StateMismatchError
+    from setfold.folding import fold as fold
+    from setfold.io.models import load as load
+    from setfold.io.models import save as save
+    from setfold.state import SetState as SetState
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "setfold.checks": ("check",),
+    "setfold.composition": ("Composition", "SlotPool"),
+    "setfold.encoder": ("SetEncoder", "StreamingSetEncoder"),
+    "setfold.encoders.deep_sets": ("DeepSets", "Pool"),
+    "setfold.encoders.hierarchical": ("HierarchicalSlotSetEncoder",),
+    "setfold.encoders.slot_set": ("SlotSetEncoder",),
+    "setfold.errors": (
+        "CancelledAttentionWarning",
+        "DescriptionError",
+        "FileError",
+        "InputError",
+        "NonFiniteError",
+        "NotRemovableError",
+        "SetfoldError",
+        "StateMismatchError",
+    ),
+    "setfold.folding": ("fold",),
+    "setfold.io.models": ("load", "save"),
+    "setfold.state": ("SetState",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = sorted([*_HOME_OF, "__version__"])
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'setfold' has no attribute {name!r}")
+    value = getattr(import_module(_HOME_OF[name]), name)
+    globals()[name] = value  # the next use finds it without coming here
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

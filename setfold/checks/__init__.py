@@ -1,0 +1,117 @@
+"""The laws, as a check that runs on any model: ours, yours, streaming or not."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from setfold.checks.consistency import CONSISTENCY
+from setfold.checks.diagnosis import diagnose
+from setfold.checks.laws import LAWS, Case, Law, streams
+from setfold.checks.report import FAILS, HOLDS, NOT_APPLICABLE, Finding, Report
+from setfold.errors import DescriptionError, InputError
+
+TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-6}
+SIZES = ((1, 1), (1, 2), (1, 3), (2, 4), (1, 7), (3, 11), (2, 40))  # sets and elements, growing
+
+
+def check(
+    model: nn.Module,
+    dim_in: int | None = None,
+    *,
+    tolerances: dict[torch.dtype, float] | None = None,
+    processes: bool = True,
+    seed: int = 0,
+) -> Report:
+    """Put every law of a fold that applies to the test, on any model.
+
+    The model is checked as it is, in the mode it is in, on a copy. A model without the verbs of
+    a fold is checked for what can be asked of any set encoder, and whether its encodings of
+    chunks could be combined into that of the whole set.
+
+    Args:
+        model: a streaming encoder, or any module that maps (B, n, d) to (B, ...).
+        dim_in: the width d of its elements, where model.dim_in does not tell.
+        tolerances: by dtype, the largest relative error; float64 1e-12 and float32 1e-6.
+        processes: whether to merge with a state from another process, which takes seconds.
+        seed: of the random cases.
+
+    Returns:
+        A report that prints as a table; `report.passed` is the verdict.
+
+    >>> import setfold
+    >>> encoder = setfold.SlotSetEncoder(dim_in=3, num_slots=4, dim_slot=8, dim_out=8).eval()
+    >>> report = check(encoder, processes=False)
+    >>> report.passed
+    True
+    """
+    dim_in = dim_in if dim_in is not None else getattr(model, "dim_in", None)
+    if dim_in is None:
+        raise InputError("say how wide the elements are: setfold.check(model, dim_in=...).")
+    tolerances = TOLERANCES if tolerances is None else tolerances
+    no_fold = streams(model)
+    findings = []
+    for law in [*LAWS, CONSISTENCY] if no_fold else LAWS:
+        obstacle = law.obstacle(model)
+        if no_fold and obstacle == no_fold:
+            continue  # said once, by the verdict
+        if law.once and not processes:
+            obstacle = "left out on request"
+        if obstacle is not None:
+            findings.append(Finding(law.name, law.statement, NOT_APPLICABLE, {}, reason=obstacle))
+        else:
+            findings.append(_put_to_the_test(law, model, dim_in, tolerances, seed))
+    return Report(type(model).__name__, tuple(findings))
+
+
+def _put_to_the_test(
+    law: Law, model: nn.Module, dim_in: int, tolerances: dict[torch.dtype, float], seed: int
+) -> Finding:
+    """Try the cases, smallest first, until one breaks the law."""
+    errors: dict[str, float] = {}
+    for dtype, tolerance in tolerances.items():
+        name = str(dtype).removeprefix("torch.")
+        subject = copy.deepcopy(model).to(dtype)
+        for case in cases(dim_in, dtype, seed, once=law.once):
+            try:
+                with torch.no_grad():
+                    error = law.error(subject, case)
+            except DescriptionError as obstacle:  # only the law of two processes needs a file
+                return Finding(law.name, law.statement, NOT_APPLICABLE, {}, reason=str(obstacle))
+            except Exception as raised:  # whatever a model raises breaks the law
+                known = diagnose(subject, case.elements)
+                reason = known or f"{type(raised).__name__}: {raised}"
+                return Finding(law.name, law.statement, FAILS, errors, case.describe(), reason)
+            errors[name] = max(errors.get(name, 0.0), error)
+            if not error <= tolerance:
+                reason = diagnose(subject, case.elements) or ""
+                return Finding(law.name, law.statement, FAILS, errors, case.describe(), reason)
+    return Finding(law.name, law.statement, HOLDS, errors)
+
+
+def cases(dim_in: int, dtype: torch.dtype, seed: int, *, once: bool = False) -> Iterator[Case]:
+    """Random cases, from a single element to some dozens."""
+    draw = torch.Generator().manual_seed(seed)
+    for batch, length in SIZES[-2:-1] if once else SIZES:
+        elements = torch.randn(batch, length, dim_in, generator=draw, dtype=torch.float64)
+        lengths = _random_lengths(length, draw)
+        yield Case(
+            elements=elements.to(dtype),
+            lengths=lengths,
+            chunk_order=tuple(torch.randperm(len(lengths), generator=draw).tolist()),
+            permutation=torch.randperm(length, generator=draw),
+            mask=torch.rand(batch, length, generator=draw) < 0.7,
+            seed=int(torch.randint(2**31, (), generator=draw)),
+        )
+
+
+def _random_lengths(length: int, draw: torch.Generator) -> tuple[int, ...]:
+    """Cut a length at random places, some of them the same: empty chunks must do no harm."""
+    number = min(length, 4)
+    cuts: Tensor = torch.randint(length + 1, (number,), generator=draw).sort().values
+    edges = [0, *cuts.tolist(), length]
+    return tuple(stop - start for start, stop in pairwise(edges))

@@ -1,0 +1,45 @@
+"""Why a model breaks a law, where that can be told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+SELF_ATTENTION = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
+
+
+def diagnose(model: Any, elements: Tensor) -> str | None:
+    """The likeliest reason why a model does not fold, or None.
+
+    Args:
+        model: what failed.
+        elements: (B, n, d) with which it failed.
+    """
+    modules = list(model.modules()) if isinstance(model, nn.Module) else []
+    if any(isinstance(m, _BatchNorm) and m.training for m in modules):
+        return "BatchNorm in training mode normalises by the chunk it sees: call model.eval()"
+    if any(isinstance(m, _DropoutNd) and m.training and m.p > 0 for m in modules):
+        return "dropout in training mode draws anew at every call: call model.eval()"
+    if any(isinstance(m, SELF_ATTENTION) for m in modules):
+        return "self-attention over elements: each one's features depend on all that are there"
+    if _features_mix(model, elements):
+        return "the feature network looks at other elements of the chunk, not at each one alone"
+    return None
+
+
+def _features_mix(model: Any, elements: Tensor) -> bool:
+    """Whether an element's features change when others leave."""
+    if not hasattr(model, "featurize") or elements.shape[1] < 2:
+        return False
+    half = elements.shape[1] // 2
+    try:
+        with torch.no_grad():
+            together = model.featurize(elements, None)[:, :half]
+            alone = model.featurize(elements[:, :half], None)
+        return not torch.allclose(together, alone, rtol=1e-4, atol=1e-6)
+    except Exception:  # features that cannot be called like this tell nothing
+        return False

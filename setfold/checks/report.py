@@ -1,0 +1,107 @@
+"""What a check found, as an object that prints as a table."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+HOLDS, FAILS, NOT_APPLICABLE = "holds", "fails", "does not apply"
+STYLES = {HOLDS: "green", FAILS: "bold red", NOT_APPLICABLE: "dim"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What became of one law.
+
+    Attributes:
+        law: its name.
+        statement: what it says.
+        verdict: "holds", "fails" or "does not apply".
+        errors: the largest relative error found, by dtype.
+        example: the smallest case in which it fails.
+        reason: why it fails or does not apply, where that can be told.
+    """
+
+    law: str
+    statement: str
+    verdict: str
+    errors: dict[str, float]
+    example: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    """All findings about one model.
+
+    Attributes:
+        model: its name.
+        findings: one for each law.
+    """
+
+    model: str
+    findings: tuple[Finding, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether no law that applies fails."""
+        return all(finding.verdict != FAILS for finding in self.findings)
+
+    @property
+    def folds(self) -> bool:
+        """Whether the model is a fold, and every law that applies holds."""
+        partition = next((f for f in self.findings if f.law == "any partition"), None)
+        return self.passed and partition is not None and partition.verdict == HOLDS
+
+    @property
+    def verdict(self) -> str:
+        """One sentence."""
+        if self.folds:
+            return f"{self.model} folds: every law that applies holds."
+        broken = [finding.law for finding in self.findings if finding.verdict == FAILS]
+        if broken:
+            return f"{self.model} breaks {len(broken)} of the laws: {', '.join(broken)}."
+        return f"{self.model} cannot be folded: all elements of a set must be there at once."
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report in plain words and numbers, ready for JSON."""
+        findings = [asdict(finding) for finding in self.findings]
+        return {
+            "model": self.model,
+            "verdict": self.verdict,
+            "passed": self.passed,
+            "laws": findings,
+        }
+
+    def __getitem__(self, law: str) -> Finding:
+        for finding in self.findings:
+            if finding.law == law:
+                return finding
+        raise KeyError(law)
+
+    def __rich__(self) -> Table:
+        dtypes = list(dict.fromkeys(d for finding in self.findings for d in finding.errors))
+        table = Table(title=self.verdict, title_justify="left", title_style="bold")
+        table.add_column("law", no_wrap=True)
+        table.add_column("verdict", no_wrap=True)
+        for dtype in dtypes:
+            table.add_column(dtype, justify="right", no_wrap=True)
+        table.add_column("note")
+        for finding in self.findings:
+            errors = [f"{finding.errors[d]:.1e}" if d in finding.errors else "" for d in dtypes]
+            note = "; ".join(filter(None, (finding.reason, finding.example)))
+            if finding.verdict == HOLDS:
+                note = finding.statement
+            table.add_row(
+                finding.law, finding.verdict, *errors, note, style=STYLES[finding.verdict]
+            )
+        return table
+
+    def __str__(self) -> str:
+        buffer = io.StringIO()
+        Console(file=buffer, width=120, color_system=None).print(self)
+        return buffer.getvalue()

@@ -1,0 +1,1 @@
+"""What comes out of files and goes into them."""
