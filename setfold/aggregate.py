@@ -65,7 +65,7 @@ class Sum(Statistic):
 
     def absorb(self, values: Tensor, mask: Tensor | None) -> Tensor:
         """>>> Sum().absorb(torch.tensor([[1.0, 2.0, 4.0]]), torch.tensor([[True, False, True]]))
-        tensor([5.], dtype=torch.float64).
+        tensor([5.], dtype=torch.float64)
         """
         if mask is not None:
             values = values * _spread(mask, values)

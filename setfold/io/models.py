@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import setfold
 from setfold import files
 from setfold.errors import CancelledAttentionWarning, DescriptionError, FileError
 
@@ -155,8 +154,8 @@ def _decode(value: Any, allow: set[str]) -> Any:
 
 
 def _own(name: str) -> Any:
-    """What setfold itself exports under a name: its registry of encoders and heads."""
-    return getattr(setfold, name, None)
+    """What setfold exports under a name: its public names are the registry."""
+    return getattr(importlib.import_module("setfold"), name, None)
 
 
 def _is_torch(kind: type) -> bool:
