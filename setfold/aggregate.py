@@ -64,7 +64,9 @@ class Sum(Statistic):
     name, removable, empty = "sum", True, 0.0
 
     def absorb(self, values: Tensor, mask: Tensor | None) -> Tensor:
-        """>>> Sum().absorb(torch.tensor([[1.0, 2.0, 4.0]]), torch.tensor([[True, False, True]]))
+        """Add up what the mask shows.
+
+        >>> Sum().absorb(torch.tensor([[1.0, 2.0, 4.0]]), torch.tensor([[True, False, True]]))
         tensor([5.], dtype=torch.float64)
         """
         if mask is not None:

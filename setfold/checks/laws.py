@@ -338,6 +338,8 @@ def equal_gradients(model: Model, case: Case) -> Iterator[Pair]:
             weight = torch.randn(encoding.shape, generator=draw).to(encoding)
             loss = (weight * encoding).sum() / max(1, case.elements.shape[1])
         wanted = [elements, *(p for p in model.parameters() if p.requires_grad)]
+        if not loss.requires_grad:  # nothing was seen, so nothing depends on anything
+            return [torch.zeros_like(w) for w in wanted]
         found = torch.autograd.grad(loss, wanted, allow_unused=True)
         return [torch.zeros_like(w) if f is None else f for w, f in zip(wanted, found, strict=True)]
 
@@ -345,7 +347,7 @@ def equal_gradients(model: Model, case: Case) -> Iterator[Pair]:
         frame = getattr(model.initial_state(case.batch_size), "frame", ())
     same_slots = {"slots": [slots.detach() for slots in frame]} if frame else {}
     found, expected = gradients(chunked=True), gradients(chunked=False)
-    scale = max(float(e.abs().max()) for e in expected if e.numel())
+    scale = max((float(e.abs().max()) for e in expected if e.numel()), default=0.0)
     unit = case.elements.new_tensor(
         [scale]
     )  # gradients that are noise beside the others may differ

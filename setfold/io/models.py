@@ -93,8 +93,9 @@ def describe(module: nn.Module) -> dict[str, Any]:
     if kind in (nn.Sequential, nn.ModuleList):
         children = [describe(child) for child in module.children()]
         return {"class": _name_of(kind), "children": children}
-    arguments = {}
-    for name, parameter in inspect.signature(kind).parameters.items():
+    arguments: dict[str, Any] = {}
+    plain = kind.__init__ is nn.Module.__init__  # takes nothing, whatever its signature says
+    for name, parameter in () if plain else inspect.signature(kind).parameters.items():
         if name in PLACEMENT:
             continue
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):

@@ -1,0 +1,54 @@
+# Every target makes the environment that it needs in .venv: nothing to install by hand.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+RUN_STAMP := $(VENV)/.installed-run
+DEV_STAMP := $(VENV)/.installed-dev
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: help demo test check format bench clean
+
+help: ## Show the targets.
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "setfold needs Python 3.11 or later; say which: make PYTHON=python3.12 ..."; exit 1; }
+	@echo "making $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+
+# torch comes first and by itself, so that nothing pulls in another build of it.
+$(RUN_STAMP): pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "installing setfold into $(VENV) (the first time takes a few minutes)"
+	@$(INSTALL) "$$(grep '^torch==' constraints.txt)"
+	@$(INSTALL) --editable '.[demo]'
+	@touch $@
+
+$(DEV_STAMP): $(RUN_STAMP)
+	@echo "installing what tests, checks and benchmarks need"
+	@$(INSTALL) --editable '.[dev]'
+	@touch $@
+
+demo: $(RUN_STAMP) ## Fold ten million elements four ways, and draw what happened.
+	@$(BIN)/python -m demo
+
+test: $(DEV_STAMP) ## Run all tests, the examples in docstrings among them.
+	@$(BIN)/python -m pytest
+
+check: $(DEV_STAMP) ## Format, lint, types, import layers.
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+format: $(DEV_STAMP) ## Format and fix what can be fixed.
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+bench: $(DEV_STAMP) ## Measure speed and memory beside the peers (about ten minutes).
+	@$(BIN)/python -m bench
+
+clean: ## Remove the environment and everything that was made.
+	rm -rf $(VENV) out dist .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,97 @@
+"""Random models and random situations."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from hypothesis import strategies as st
+from torch import nn
+
+import setfold
+from setfold.checks.laws import Case
+
+DIM_IN = 3
+SIMPLE = ("sum", "mean", "max", "min")
+WEIGHTED = (*SIMPLE, "weighted_mean", "mass")
+
+
+def aggregates(names):
+    several = st.lists(st.sampled_from(names), min_size=1, max_size=3, unique=True)
+    return st.one_of(st.sampled_from(names), several)
+
+
+@st.composite
+def slot_set_encoders(draw, dim_in=DIM_IN):
+    return setfold.SlotSetEncoder(
+        dim_in=dim_in,
+        num_slots=draw(st.integers(2, 5)),
+        dim_slot=draw(st.integers(2, 6)),
+        dim_out=draw(st.sampled_from([2, 3, 7])),
+        aggregate=draw(aggregates(WEIGHTED)),
+        slots=draw(st.sampled_from(["random", "learned"])),
+        bias=draw(st.booleans()),
+        attention=draw(st.sampled_from(["sigmoid", "softmax"])),
+        similarity=draw(st.sampled_from(["dot", "cosine"])),
+    )
+
+
+@st.composite
+def hierarchies(draw):
+    levels = [draw(slot_set_encoders())]
+    for _ in range(draw(st.integers(0, 2))):
+        levels.append(draw(slot_set_encoders(dim_in=levels[-1].dim_readout)))
+    activation = draw(st.sampled_from([None, nn.Tanh(), nn.Identity()]))
+    return setfold.HierarchicalSlotSetEncoder(levels, activation)
+
+
+@st.composite
+def pools(draw):
+    return setfold.Pool(DIM_IN, draw(aggregates(SIMPLE)))
+
+
+@st.composite
+def deep_sets(draw):
+    features = nn.Sequential(nn.Linear(DIM_IN, 4), nn.Tanh())
+    chosen = draw(aggregates(SIMPLE))
+    width = 4 * (1 if isinstance(chosen, str) else len(chosen))
+    head = draw(st.sampled_from([None, nn.Linear(width, 2)]))
+    return setfold.DeepSets(features, dim_features=4, aggregate=chosen, head=head)
+
+
+@st.composite
+def compositions(draw):
+    features = nn.Sequential(nn.Linear(DIM_IN, 4), nn.Tanh())
+    head = draw(st.sampled_from([None, nn.Sequential(nn.Flatten(), nn.Tanh())]))
+    return setfold.Composition(draw(slot_set_encoders(dim_in=4)), features, head)
+
+
+# Every exported streaming encoder must have a strategy here: the laws find them by their classes.
+MODELS = {
+    setfold.SlotSetEncoder: slot_set_encoders(),
+    setfold.HierarchicalSlotSetEncoder: hierarchies(),
+    setfold.Pool: pools(),
+    setfold.DeepSets: deep_sets(),
+    setfold.Composition: compositions(),
+}
+
+
+@st.composite
+def cases(draw, dtype=torch.float64, ties=True):
+    batch, length = draw(st.integers(1, 3)), draw(st.integers(0, 12))
+    seed = draw(st.integers(0, 2**31 - 1))
+    generator = torch.Generator().manual_seed(seed)
+    scale = draw(st.sampled_from([0.1, 1.0, 30.0]))
+    elements = scale * torch.randn(batch, length, DIM_IN, generator=generator, dtype=torch.float64)
+    if ties and draw(st.booleans()):  # equal elements and round numbers
+        elements = elements.round()
+    cuts = sorted(draw(st.lists(st.integers(0, length), max_size=5)))
+    lengths = tuple(b - a for a, b in pairwise([0, *cuts, length]))
+    return Case(
+        elements=elements.to(dtype),
+        lengths=lengths,
+        chunk_order=tuple(draw(st.permutations(range(len(lengths))))),
+        permutation=torch.tensor(draw(st.permutations(range(length))), dtype=torch.long),
+        mask=torch.rand(batch, length, generator=generator) < draw(st.sampled_from([0.2, 0.8])),
+        seed=seed,
+    )
