@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from setfold.errors import InputError
+from setfold.aggregate import Statistics
+from setfold.errors import InputError, NonFiniteError
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,47 @@ class Chunk:
             return self.elements[self.index == number].unsqueeze(0), None
         mask = None if self.mask is None else self.mask[number : number + 1]
         return self.elements[number : number + 1], mask
+
+    def refuse_foreign(self, device: torch.device, dtype: torch.dtype | None) -> None:
+        """Raise unless the elements are where the state is, and in what the weights are."""
+        elements = self.elements
+        if elements.device != device:
+            raise InputError(
+                f"elements are on {elements.device}, the state on {device}: move one with .to(...)."
+            )
+        if not elements.is_floating_point():
+            raise InputError(f"elements must be floating point; got {elements.dtype}.")
+        if dtype is not None and elements.dtype != dtype:
+            raise InputError(
+                f"elements are {elements.dtype}, the encoder's weights {dtype}: cast the elements "
+                f"with .to({dtype}), or the encoder."
+            )
+
+    def refuse_broken(self, found: Statistics) -> None:
+        """Raise if what was made of the chunk is not finite."""
+        for name, parts in found.items():  # an empty maximum is infinite, so look for NaN there
+            shown = parts[0] if name == "sum" else torch.where(parts[0].isnan(), parts[0], 0)
+            self.refuse_non_finite(shown, name)
+
+    def refuse_non_finite(self, probe: Tensor, name: str | None = None) -> None:
+        """Raise if the sum of some tensor is not finite; only then look for the reason."""
+        if torch.compiler.is_compiling() or probe.is_meta:
+            return
+        if math.isfinite(probe.detach().sum().item()):
+            return
+        wrong = ~torch.isfinite(self.elements)
+        if bool(wrong.any()):
+            place = tuple(wrong.nonzero()[0].tolist())
+            raise NonFiniteError(
+                f"elements must be finite; elements{list(place)} is {self.elements[place].item()} "
+                f"({int(wrong.sum())} such numbers in the chunk). Clean the chunk or mask those "
+                "elements out; the state is as it was."
+            )
+        if name is not None:
+            raise NonFiniteError(
+                f"the elements are finite, but their {name} is not: they are too large, or the feature "
+                "network makes NaN or infinity of them. The state is as it was."
+            )
 
 
 def _advice(elements: Tensor, sets: int, width: int | None) -> str:

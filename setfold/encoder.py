@@ -21,7 +21,6 @@ slot size, N rows of a ragged batch.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial, reduce
@@ -33,7 +32,7 @@ from torch import Tensor, nn
 
 from setfold.aggregate import Aggregate, Statistics, join, remove
 from setfold.chunk import Chunk
-from setfold.errors import InputError, NonFiniteError, StateMismatchError
+from setfold.errors import InputError, StateMismatchError
 from setfold.fingerprint import Fingerprint, fingerprint_of
 from setfold.kernels.ragged import group_by_length
 from setfold.state import SetState
@@ -244,6 +243,13 @@ class StreamingSetEncoder(SetEncoder):
 
     # ---- derived -----------------------------------------------------------------------------
 
+    def _chunk(
+        self, state: SetState, elements: Tensor, mask: Tensor | None, index: Tensor | None
+    ) -> Chunk:
+        chunk = Chunk.checked(elements, mask, index, sets=state.batch_size, width=self.dim_in)
+        chunk.refuse_foreign(state.device, state.fingerprint.dtype)
+        return chunk
+
     def _deferred(self, state: SetState, elements: Tensor) -> SetState | None:
         """The state with a small chunk put aside; None for one that must be absorbed at once.
 
@@ -252,12 +258,12 @@ class StreamingSetEncoder(SetEncoder):
         if torch.compiler.is_compiling() or not isinstance(elements, Tensor):
             return None
         waiting = 0 if state.pending is None else state.pending.rows
-        if elements.numel() > SMALL_CHUNK or not elements.is_cpu or state.has_own_slots:
+        plain = elements.is_cpu and elements.dtype in (torch.float32, torch.float64)
+        if elements.numel() > SMALL_CHUNK or not plain or state.has_own_slots:
             return None
         state = self._recognised(state)
-        chunk = Chunk.checked(elements, None, None, sets=len(state), width=self.dim_in)
-        self._refuse_foreign_tensors(state, elements)
-        if chunk.elements.numel() == 0 or waiting + elements.shape[1] > PENDING_ROWS:
+        self._chunk(state, elements, None, None)
+        if elements.numel() == 0 or waiting + elements.shape[1] > PENDING_ROWS:
             return None
         # NaN compares as false, so whatever is odd takes the ordinary way, which says what it is
         if not np.abs(elements.detach().numpy()).max() < ORDINARY:
@@ -276,21 +282,20 @@ class StreamingSetEncoder(SetEncoder):
     ) -> SetState:
         """The state joined with one chunk, or relieved of it."""
         state = self._recognised(state)
-        chunk = Chunk.checked(elements, mask, index, sets=len(state), width=self.dim_in)
-        self._refuse_foreign_tensors(state, chunk.elements)
+        chunk = self._chunk(state, elements, mask, index)
         if chunk.elements.numel() == 0:
             return state
         if not self.sums_show_all:
-            self._refuse_non_finite(chunk, chunk.elements)
+            chunk.refuse_non_finite(chunk.elements)
         if chunk.index is None and not state.has_own_slots:
             prepared = self._prepared(state)
             found = self._absorb_dense(chunk.elements, chunk.mask, state.context, prepared)
-            self._refuse_broken(chunk, found)
+            chunk.refuse_broken(found)
             statistics = combine(state.statistics, found)
         else:
             statistics = {n: tuple(p.clone() for p in ps) for n, ps in state.statistics.items()}
             for sets, found in self._summaries(state, chunk):
-                self._refuse_broken(chunk, found)
+                chunk.refuse_broken(found)
                 held = {n: tuple(p[sets] for p in ps) for n, ps in statistics.items()}
                 for name, parts in combine(held, found).items():
                     for whole, part in zip(statistics[name], parts, strict=True):
@@ -300,7 +305,7 @@ class StreamingSetEncoder(SetEncoder):
     def _summaries(self, state: SetState, chunk: Chunk) -> Iterator[tuple[Tensor, Statistics]]:
         """What a chunk adds to some of the sets at a time."""
         if state.has_own_slots:
-            for number in range(len(state)):
+            for number in range(state.batch_size):
                 alone, some, shown = state[number], *chunk.one_set(number)
                 if some.numel():
                     prepared = self.prepare(alone.frame)
@@ -311,7 +316,7 @@ class StreamingSetEncoder(SetEncoder):
         elements, context, prepared = chunk.elements, state.context, self._prepared(state)
         if context is None:  # in one go, before the rows are sorted into sets
             elements = self.featurize(elements.unsqueeze(0), None).squeeze(0)
-        for sets, rows, shown in group_by_length(chunk.index, len(state)):
+        for sets, rows, shown in group_by_length(chunk.index, state.batch_size):
             some = elements[rows]  # (b, length, d)
             if context is not None:
                 some = self.featurize(some, context[sets])
@@ -374,43 +379,3 @@ class StreamingSetEncoder(SetEncoder):
                 "change of weights; fold the set anew with encoder.initial_state()."
             )
         return state.with_statistics(state.statistics, state.count, mine)
-
-    def _refuse_foreign_tensors(self, state: SetState, elements: Tensor) -> None:
-        if elements.device != state.device:
-            raise InputError(
-                f"elements are on {elements.device}, the state on {state.device}: move one with .to(...)."
-            )
-        wanted = state.fingerprint.dtype
-        if wanted is not None and elements.dtype != wanted:
-            raise InputError(
-                f"elements are {elements.dtype}, the encoder's weights {wanted}: cast the elements "
-                f"with .to({wanted}), or the encoder."
-            )
-        if not elements.is_floating_point():
-            raise InputError(f"elements must be floating point; got {elements.dtype}.")
-
-    def _refuse_broken(self, chunk: Chunk, found: Statistics) -> None:
-        """Raise if what was made of a chunk is not finite."""
-        for name, parts in found.items():  # an empty maximum is infinite, so look for NaN there
-            shown = parts[0] if name == "sum" else torch.where(parts[0].isnan(), parts[0], 0)
-            self._refuse_non_finite(chunk, shown, name)
-
-    def _refuse_non_finite(self, chunk: Chunk, probe: Tensor, name: str | None = None) -> None:
-        """Raise if the sum of some tensor is not finite; only then look for the reason."""
-        if torch.compiler.is_compiling() or probe.is_meta:
-            return
-        if math.isfinite(probe.detach().sum().item()):
-            return
-        wrong = ~torch.isfinite(chunk.elements)
-        if bool(wrong.any()):
-            place = tuple(wrong.nonzero()[0].tolist())
-            raise NonFiniteError(
-                f"elements must be finite; elements{list(place)} is {chunk.elements[place].item()} "
-                f"({int(wrong.sum())} such numbers in the chunk). Clean the chunk or mask those "
-                "elements out; the state is as it was."
-            )
-        if name is not None:
-            raise NonFiniteError(
-                f"the elements are finite, but their {name} is not: they are too large, or the feature "
-                "network makes NaN or infinity of them. The state is as it was."
-            )

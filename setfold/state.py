@@ -95,7 +95,7 @@ class SetState:
         """(B, K, h), the slots that the elements met; None for an encoder without slots."""
         if not self.frame:
             return None
-        return self.frame[0].expand(len(self), -1, -1)
+        return self.frame[0].expand(self.batch_size, -1, -1)
 
     @property
     def has_own_slots(self) -> bool:
@@ -103,11 +103,16 @@ class SetState:
         return any(slots.shape[0] > 1 for slots in self.frame)
 
     @property
+    def batch_size(self) -> int:
+        """The number B of sets; unlike len(state), it may be symbolic in an exported program."""
+        return self.count.shape[0]
+
+    @property
     def device(self) -> torch.device:
         return self.count.device
 
     def __len__(self) -> int:
-        return self.count.shape[0]
+        return self.batch_size
 
     def __repr__(self) -> str:
         kept = ", ".join(

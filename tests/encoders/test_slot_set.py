@@ -178,6 +178,15 @@ def test_compiled_and_exported_forwards_agree(aggregate):
     torch.testing.assert_close(exported(elements, mask), expected)
 
 
+def test_an_exported_forward_takes_any_number_of_sets_and_elements():
+    encoder = make()
+    anything = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
+    example = (torch.randn(2, 12, 3, dtype=torch.float64),)
+    exported = torch.export.export(encoder, example, dynamic_shapes=(anything,)).module()
+    elements = torch.randn(5, 77, 3, dtype=torch.float64)
+    torch.testing.assert_close(exported(elements), encoder(elements))
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_cuda_agrees_with_the_cpu():
     encoder = make()
