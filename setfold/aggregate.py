@@ -18,7 +18,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from setfold.kernels.precision import accumulator_dtype
 
 Parts = tuple[Tensor, ...]  # the tensors of one statistic, each (B, ...)
 Statistics = dict[str, Parts]  # by the name of the statistic: what a state keeps
+Count = Tensor | int  # elements by set (B,), or one positive number for all of them
 
 
 class Statistic(ABC):
@@ -128,7 +129,8 @@ class Aggregate:
     Attributes:
         name: what users write.
         statistic: the name of the statistic that it reads.
-        finish: (value, count, mass) -> reading, each broadcastable against the value.
+        finish: (value (B, ..., p), count, mass (B, ...)) -> reading (B, ..., width); zeros for an
+            empty set, whose sums are zero and whose maximum is infinite.
         needs_mass: reads the weights themselves, so that an encoder without weights has none.
         cancels: is linear in the weights, so that adding slots up makes attention vanish.
         width: numbers per slot; None for as many as the value has.
@@ -136,21 +138,41 @@ class Aggregate:
 
     name: str
     statistic: str
-    finish: Callable[[Tensor, Tensor, Tensor], Tensor]
+    finish: Callable[[Tensor, Count, Any], Tensor]
     needs_mass: bool = False
     cancels: bool = False
     width: int | None = None
 
 
+def _total(value: Tensor, count: Count, mass: Any) -> Tensor:
+    return value
+
+
+def _mean(value: Tensor, count: Count, mass: Any) -> Tensor:
+    return value / (_spread(count.clamp_min(1), value) if isinstance(count, Tensor) else count)
+
+
+def _weighted_mean(value: Tensor, count: Count, mass: Tensor) -> Tensor:
+    return value / torch.where(mass > 0, mass, 1).unsqueeze(-1)
+
+
+def _mean_mass(value: Tensor, count: Count, mass: Tensor) -> Tensor:
+    return _mean(mass.unsqueeze(-1), count, mass)
+
+
+def _extremum(value: Tensor, count: Count, mass: Any) -> Tensor:
+    return value.masked_fill(_spread(count == 0, value), 0) if isinstance(count, Tensor) else value
+
+
 AGGREGATES: dict[str, Aggregate] = {
     a.name: a
     for a in (
-        Aggregate("sum", "sum", lambda value, count, mass: value, cancels=True),
-        Aggregate("mean", "sum", lambda value, count, mass: value / count, cancels=True),
-        Aggregate("weighted_mean", "sum", lambda value, count, mass: value / mass, needs_mass=True),
-        Aggregate("mass", "sum", lambda value, count, mass: mass / count, needs_mass=True, width=1),
-        Aggregate("max", "max", lambda value, count, mass: value),
-        Aggregate("min", "min", lambda value, count, mass: value),
+        Aggregate("sum", "sum", _total, cancels=True),
+        Aggregate("mean", "sum", _mean, cancels=True),
+        Aggregate("weighted_mean", "sum", _weighted_mean, needs_mass=True),
+        Aggregate("mass", "sum", _mean_mass, needs_mass=True, width=1),
+        Aggregate("max", "max", _extremum),
+        Aggregate("min", "min", _extremum),
     )
 }
 
@@ -185,27 +207,18 @@ def statistics_of(aggregates: Sequence[Aggregate]) -> tuple[str, ...]:
 
 
 def read(
-    aggregates: Sequence[Aggregate], values: dict[str, Tensor], count: Tensor, mass: Tensor | None
+    aggregates: Sequence[Aggregate], values: dict[str, Tensor], count: Count, mass: Tensor | None
 ) -> Tensor:
     """Read all aggregates side by side along the last dimension; empty sets read as zeros.
 
     Args:
         aggregates: which, and in what order.
         values: by statistic, (B, ..., p).
-        count: (B,), the number of elements.
+        count: the number of elements, (B,) or one for all sets.
         mass: (B, ...), the sum of weights, where elements are weighed.
     """
-    some = next(iter(values.values()))
-    present = _spread(count > 0, some)
-    elements = torch.where(present, _spread(count, some), 1).to(some.dtype)
-    tiny = torch.finfo(some.dtype).tiny
-    weight = elements if mass is None else mass.unsqueeze(-1).clamp_min(tiny)
-    weight = torch.where(present, weight, 1)
-    readings = []
-    for aggregate in aggregates:
-        value = torch.where(present, values[aggregate.statistic], 0)
-        readings.append(aggregate.finish(value, elements, weight))
-    return torch.where(present, torch.cat(readings, -1), 0)
+    readings = [a.finish(values[a.statistic], count, mass) for a in aggregates]
+    return readings[0] if len(readings) == 1 else torch.cat(readings, -1)
 
 
 def _spread(per_set: Tensor, like: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from setfold.aggregate import Statistics
+from setfold.aggregate import Count, Statistics
 from setfold.errors import InputError, NonFiniteError
 
 
@@ -95,7 +95,7 @@ class Chunk:
                 raise InputError(f"index must be in 0..{sets - 1} for {sets} sets; found {wrong}.")
         return cls(elements, None, index.long(), sets)
 
-    def count(self) -> Tensor | int:
+    def count(self) -> Count:
         """The number of elements, by set (B,) or the same for all."""
         if self.index is not None:
             return torch.bincount(self.index, minlength=self.sets)
@@ -113,7 +113,7 @@ class Chunk:
         elements = self.elements
         if elements.device != device:
             raise InputError(
-                f"elements are on {elements.device}, the state on {device}: move one with .to(...)."
+                f"elements are on {elements.device}, the encoder or state on {device}: move one with .to(...)."
             )
         if not elements.is_floating_point():
             raise InputError(f"elements must be floating point; got {elements.dtype}.")

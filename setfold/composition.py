@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from setfold.aggregate import Statistics
+from setfold.aggregate import Count, Statistics
 from setfold.encoder import StreamingSetEncoder
 from setfold.errors import CancelledAttentionWarning, InputError
 
@@ -65,7 +65,7 @@ class Composition(StreamingSetEncoder):
     def absorb(self, elements: Tensor, mask: Tensor | None, prepared: Any) -> Statistics:
         return self.encoder.absorb(elements, mask, prepared)
 
-    def finish(self, statistics: Statistics, count: Tensor, frame: tuple[Tensor, ...]) -> Tensor:
+    def finish(self, statistics: Statistics, count: Count, frame: tuple[Tensor, ...]) -> Tensor:
         encoding = self.encoder.finish(statistics, count, frame)
         return encoding if self.head is None else self.head(encoding)
 

@@ -30,10 +30,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from setfold.aggregate import Aggregate, Statistics, join, remove
+from setfold.aggregate import Aggregate, Count, Statistics, join, remove
 from setfold.chunk import Chunk
 from setfold.errors import InputError, StateMismatchError
-from setfold.fingerprint import Fingerprint, fingerprint_of
+from setfold.fingerprint import Fingerprint, fingerprint_of, first_tensor
 from setfold.kernels.ragged import group_by_length
 from setfold.state import SetState
 
@@ -61,8 +61,8 @@ class StreamingSetEncoder(SetEncoder):
         slot_axis: the axis of the encoding along which slots lie, None if they are mixed.
         slots_cancel: whether attention vanishes when the slots are added up.
         sums_show_all: whether NaN or infinity in any element shows in the statistic "sum".
-        defers: whether small chunks may wait: without a graph, `absorb` must then depend on what
-            `prepare` copied and on no weight that could change meanwhile.
+        defers: whether small chunks may wait: `absorb` must then depend on what `prepare` gives, of
+            which the state keeps a copy, and on no weight that could change meanwhile.
     """
 
     dim_in: int | None
@@ -84,8 +84,10 @@ class StreamingSetEncoder(SetEncoder):
         """The statistics of a dense chunk (B, n, d) alone; masked rows are finite."""
 
     @abstractmethod
-    def finish(self, statistics: Statistics, count: Tensor, frame: tuple[Tensor, ...]) -> Tensor:
-        """The encoding, from statistics, counts (B,) and frame; zeros for empty sets."""
+    def finish(self, statistics: Statistics, count: Count, frame: tuple[Tensor, ...]) -> Tensor:
+        """The encoding, from statistics, frame and counts (B,), or one positive count for all sets;
+        zeros for an empty set.
+        """
 
     def draw_frame(
         self, num_slots: int | None, generator: torch.Generator | None
@@ -238,8 +240,22 @@ class StreamingSetEncoder(SetEncoder):
             raise InputError(
                 "a ragged batch needs batch_size, the number of sets, beside its index."
             )
-        state = self.initial_state(batch_size, context=context)
-        return self.readout(self.update(state, elements, mask=mask, index=index))
+        if index is not None:
+            state = self.initial_state(batch_size, context=context)
+            return self.readout(self.update(state, elements, index=index))
+        # The same three primitives; a state that nobody will see need not be made.
+        chunk = Chunk.checked(elements, mask, None, sets=batch_size, width=self.dim_in)
+        frame = self.draw_frame(None, None)
+        like = first_tensor(self.shaping_modules())
+        if like is not None:
+            chunk.refuse_foreign(like.device, like.dtype)
+        if elements.numel() == 0:
+            nothing = torch.zeros(batch_size, dtype=torch.long, device=elements.device)
+            return self.finish(self.identity(batch_size, frame), nothing, frame)
+        self._refuse_hidden(chunk)
+        found = self._absorb_dense(chunk.elements, mask, context, self.prepare(frame))
+        chunk.refuse_broken(found)
+        return self.finish(found, chunk.count(), frame)
 
     # ---- derived -----------------------------------------------------------------------------
 
@@ -249,6 +265,11 @@ class StreamingSetEncoder(SetEncoder):
         chunk = Chunk.checked(elements, mask, index, sets=state.batch_size, width=self.dim_in)
         chunk.refuse_foreign(state.device, state.fingerprint.dtype)
         return chunk
+
+    def _refuse_hidden(self, chunk: Chunk) -> None:
+        """Raise on NaN or infinity that the statistics would not show."""
+        if not self.sums_show_all:
+            chunk.refuse_non_finite(chunk.elements)
 
     def _deferred(self, state: SetState, elements: Tensor) -> SetState | None:
         """The state with a small chunk put aside; None for one that must be absorbed at once.
@@ -285,8 +306,7 @@ class StreamingSetEncoder(SetEncoder):
         chunk = self._chunk(state, elements, mask, index)
         if chunk.elements.numel() == 0:
             return state
-        if not self.sums_show_all:
-            chunk.refuse_non_finite(chunk.elements)
+        self._refuse_hidden(chunk)
         if chunk.index is None and not state.has_own_slots:
             prepared = self._prepared(state)
             found = self._absorb_dense(chunk.elements, chunk.mask, state.context, prepared)
@@ -344,7 +364,7 @@ class StreamingSetEncoder(SetEncoder):
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
             return self.prepare(state.frame)
         if state.prepared is None:
-            state.prepared = self.prepare(state.frame)
+            state.prepared = _copied(self.prepare(state.frame))
         return state.prepared
 
     def _checked_frame(self, given: tuple[Tensor, ...], batch_size: int) -> tuple[Tensor, ...]:
@@ -379,3 +399,13 @@ class StreamingSetEncoder(SetEncoder):
                 "change of weights; fold the set anew with encoder.initial_state()."
             )
         return state.with_statistics(state.statistics, state.count, mine)
+
+
+def _copied(prepared: Any) -> Any:
+    """Tuples of tensors as copies that no optimiser step changes."""
+    if isinstance(prepared, Tensor):
+        return prepared.detach().clone()
+    if isinstance(prepared, tuple):
+        items = [_copied(item) for item in prepared]
+        return type(prepared)(*items) if hasattr(prepared, "_fields") else tuple(items)
+    return prepared

@@ -8,7 +8,8 @@ a digest of them, which is computed when it is first asked for.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 
 from torch import Tensor, is_grad_enabled
 from torch.nn import Module
@@ -29,8 +30,8 @@ class Fingerprint:
         self._owner: weakref.ref[Module] | None = weakref.ref(owner)
         self._names, self._tensors = _named_tensors(modules)
         self._versions = [_version(t) for t in self._tensors]
-        # What the elements must be in: the weights that meet them come first.
-        self.dtype = next((t.dtype for t in self._tensors if t.is_floating_point()), None)
+        first = first_tensor(modules)
+        self.dtype = None if first is None else first.dtype
         self._structure = "\n".join(map(_structure, modules))
         self._digest: str | None = None
 
@@ -91,6 +92,12 @@ def fingerprint_of(encoder: Module, modules: Sequence[Module]) -> Fingerprint:
     if not is_grad_enabled():
         fresh.digest  # noqa: B018  # now, while the weights are what they are; hashed once per change
     return fresh
+
+
+def first_tensor(modules: Iterable[Module]) -> Tensor | None:
+    """The first floating-point weight; what meets the elements comes first."""
+    tensors = (t for m in modules for t in chain(m.parameters(), m.buffers()))
+    return next((t for t in tensors if t.is_floating_point()), None)
 
 
 def _structure(module: Module) -> str:

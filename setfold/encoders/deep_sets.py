@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from setfold.aggregate import STATISTICS, Statistics, parse_aggregates, read, statistics_of
+from setfold.aggregate import STATISTICS, Count, Statistics, parse_aggregates, read, statistics_of
 from setfold.composition import Composition
 from setfold.encoder import StreamingSetEncoder
 
@@ -56,7 +56,7 @@ class Pool(StreamingSetEncoder):
     def absorb(self, elements: Tensor, mask: Tensor | None, prepared: Any) -> Statistics:
         return {name: (STATISTICS[name].absorb(elements, mask),) for name in self.statistic_names}
 
-    def finish(self, statistics: Statistics, count: Tensor, frame: tuple[Tensor, ...]) -> Tensor:
+    def finish(self, statistics: Statistics, count: Count, frame: tuple[Tensor, ...]) -> Tensor:
         values = {name: parts[0] for name, parts in statistics.items()}
         return read(self.aggregates, values, count, None).to(self.like.dtype)
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from setfold.aggregate import Statistics
+from setfold.aggregate import Count, Statistics
 from setfold.encoder import StreamingSetEncoder
 from setfold.encoders.slot_set import Prepared, SlotSetEncoder
 from setfold.errors import CancelledAttentionWarning, InputError
@@ -96,11 +96,13 @@ class HierarchicalSlotSetEncoder(StreamingSetEncoder):
     def absorb(self, elements: Tensor, mask: Tensor | None, prepared: Any) -> Statistics:
         return self._encoders[0].absorb(elements, mask, prepared)
 
-    def finish(self, statistics: Statistics, count: Tensor, frame: tuple[Tensor, ...]) -> Tensor:
+    def finish(self, statistics: Statistics, count: Count, frame: tuple[Tensor, ...]) -> Tensor:
         encoding = self._encoders[0].finish(statistics, count, frame[:1])
         for level, slots in zip(self._encoders[1:], frame[1:], strict=True):
             encoding = level.encode(self.activation(encoding), slots)
-        return encoding * (count > 0)[:, None, None]  # an empty set reads as zeros here too
+        if isinstance(count, Tensor):  # an empty set reads as zeros here too
+            encoding = encoding * (count > 0)[:, None, None]
+        return encoding
 
     def shaping_modules(self) -> tuple[nn.Module, ...]:
         return (self._encoders[0],)

@@ -9,14 +9,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import normalize
+from torch.nn.functional import normalize, pad
 
-from setfold.aggregate import STATISTICS, Statistics, parse_aggregates, read, statistics_of
+from setfold.aggregate import STATISTICS, Count, Statistics, parse_aggregates, read, statistics_of
 from setfold.encoder import StreamingSetEncoder
 from setfold.errors import CancelledAttentionWarning, InputError
 from setfold.kernels.extrema import slot_extrema
-from setfold.kernels.scores import ATTENTIONS, CosineScores, FoldedScores, KeyScores, Scores
+from setfold.kernels.scores import ATTENTIONS, CosineScores, FoldedScores, KeyScores, Scores, weigh
 from setfold.kernels.sums import slot_sums
+from setfold.state import SetState
 
 SLOTS = ("random", "learned")
 SIMILARITIES = ("dot", "cosine")
@@ -192,20 +193,19 @@ class SlotSetEncoder(StreamingSetEncoder):
 
     def prepare(self, frame: tuple[Tensor, ...]) -> Prepared:
         slots = self.norm(frame[0][0])  # (K, h)
-        return Prepared(self._scores(slots), _held(self.to_value))
+        return Prepared(self._scores(slots), (self.to_value.weight, self.to_value.bias))
 
     def _scores(self, slots: Tensor) -> Scores:
         query = self.to_query(slots)  # (K, d_out)
         scale = self.dim_out**-0.5
-        weight, bias = _held(self.to_key)
+        weight, bias = self.to_key.weight, self.to_key.bias
         if self.similarity == "cosine":
             unit = normalize(query, dim=-1) * (self.temperature * scale)
             return CosineScores(weight, bias, unit, self.to_bias(slots).squeeze(-1))
         query = query * scale
         if not self.folded:
             return KeyScores(weight, bias, query)
-        bias = weight.new_zeros(len(weight)) if bias is None else bias
-        return FoldedScores(torch.cat([weight, bias.unsqueeze(-1)], 1).t() @ query.t())
+        return FoldedScores(_augmented(self.to_key).t() @ query.t())
 
     def identity(self, batch_size: int, frame: tuple[Tensor, ...]) -> Statistics:
         slots = frame[0]
@@ -234,7 +234,7 @@ class SlotSetEncoder(StreamingSetEncoder):
                 found[name] = (best,)
         return found
 
-    def finish(self, statistics: Statistics, count: Tensor, frame: tuple[Tensor, ...]) -> Tensor:
+    def finish(self, statistics: Statistics, count: Count, frame: tuple[Tensor, ...]) -> Tensor:
         values, mass = {}, None
         for name, (value,) in statistics.items():
             if name == "sum":
@@ -247,9 +247,7 @@ class SlotSetEncoder(StreamingSetEncoder):
         """sum_i W_ij v_i from sum_i W_ij [x_i, 1]: the value projection, after the sum."""
         if not self.folded:
             return sums[..., :-1]
-        weight, bias = self.to_value.weight, self.to_value.bias
-        value = sums[..., :-1] @ weight.t().to(sums.dtype)
-        return value if bias is None else value + sums[..., -1:] * bias
+        return sums @ _augmented(self.to_value).t().to(sums.dtype)
 
     def encode(self, elements: Tensor, slots: Tensor) -> Tensor:
         """Encode whole sets (B, n, d) with given slots (1, K, h) or (B, K, h), without a state."""
@@ -257,8 +255,20 @@ class SlotSetEncoder(StreamingSetEncoder):
             pairs = zip(elements.split(1), slots.split(1), strict=True)
             return torch.cat([self.encode(*pair) for pair in pairs])
         statistics = self.absorb(elements, None, self.prepare((slots,)))
-        count = torch.full(elements.shape[:1], elements.shape[1], device=elements.device)
-        return self.finish(statistics, count, (slots,))
+        return self.finish(statistics, elements.shape[1], (slots,))
+
+    def weights(self, state: SetState, elements: Tensor) -> Tensor:
+        """How each element of (B, n, d) spreads itself over the slots of a state: (B, n, K).
+
+        >>> encoder = SlotSetEncoder(dim_in=3, num_slots=4, dim_slot=8, dim_out=8)
+        >>> weights = encoder.weights(encoder.initial_state(2), torch.randn(2, 10, 3))
+        >>> torch.allclose(weights.sum(-1), torch.ones(2, 10))
+        True
+        """
+        if state.has_own_slots:
+            pairs = zip((state[i] for i in range(len(state))), elements.split(1), strict=True)
+            return torch.cat([self.weights(*pair) for pair in pairs])
+        return weigh(self.prepare(state.frame).scores.logits(elements), self.attention)
 
 
 def _evaluation_noise(seed: int, num_slots: int, dim_slot: int) -> Tensor:
@@ -270,12 +280,11 @@ def _evaluation_noise(seed: int, num_slots: int, dim_slot: int) -> Tensor:
     return torch.from_numpy(drawn.astype(np.float32))
 
 
-def _held(linear: nn.Linear) -> tuple[Tensor, Tensor | None]:
-    """Weight and bias: themselves where a graph is wanted, else copies that no step changes."""
-    weight, bias = linear.weight, linear.bias
-    if torch.is_grad_enabled() or torch.compiler.is_compiling():
-        return weight, bias
-    return weight.detach().clone(), None if bias is None else bias.detach().clone()
+def _augmented(linear: nn.Linear) -> Tensor:
+    """[weight | bias] (out, in + 1), to be multiplied with [x, 1]."""
+    if linear.bias is None:
+        return pad(linear.weight, (0, 1))
+    return torch.cat([linear.weight, linear.bias.unsqueeze(-1)], 1)
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import linear
+from torch.nn.functional import linear, pad
 
 from setfold.kernels.precision import accumulator_dtype
 from setfold.kernels.replay import summed_over_tiles
@@ -70,11 +70,16 @@ def plain_sums(
     projection: tuple[Tensor, Tensor | None] | None = None,
 ) -> Tensor:
     """The formula itself, differentiable, with B x n x K weights in memory."""
-    weights = weigh(scores.logits(elements), attention)  # (B, n, K)
+    values = elements if projection is None else linear(elements, *projection)
+    values = pad(values, (0, 1), value=1.0)  # (B, n, p + 1)
+    if isinstance(scores, FoldedScores) and projection is None:
+        logits = values @ scores.matrix
+    else:
+        logits = scores.logits(elements)
+    weights = weigh(logits, attention)  # (B, n, K)
     if mask is not None:
         weights = weights * mask.unsqueeze(-1)
-    values = elements if projection is None else linear(elements, *projection)
-    return torch.cat([weights.transpose(1, 2) @ values, weights.sum(1).unsqueeze(-1)], -1)
+    return weights.transpose(1, 2) @ values
 
 
 def _sums_from_tensors(
@@ -136,14 +141,13 @@ def _folded_forward(
     num_slots = matrix.shape[1]
     precise = accumulator_dtype(elements.device)
     rows = min(tile_rows(width + num_slots, elements.element_size()), batch * length)
-    matrix, offset = matrix[:-1].contiguous(), matrix[-1]
-    if batch * length == rows and batch == 1:  # one tile: nothing to accumulate
-        weights = torch.addmm(offset, elements[0], matrix)
-        weigh_(weights, attention, offset.new_ones(num_slots))
+    if batch * length == rows and batch == 1:  # one tile: as few calls as can be
+        padded = pad(elements[0], (0, 1), value=1.0)
+        weights = weigh_(torch.mm(padded, matrix), attention, matrix.new_ones(num_slots))
         if mask is not None:
             weights.mul_(mask[0].unsqueeze(-1))
-        total = _transposed_product(weights, elements[0])
-        return torch.cat([total, weights.sum(0).unsqueeze_(-1)], -1).unsqueeze_(0)
+        return _transposed_product(weights, padded).unsqueeze(0)
+    matrix, offset = matrix[:-1].contiguous(), matrix[-1]
     sums = elements.new_zeros(batch, num_slots, width + 1, dtype=precise)
     total, mass = sums[..., :-1], sums[..., -1]
     buffers = _Buffers(rows, num_slots, elements)
