@@ -50,4 +50,4 @@ def test_law_holds_in_float32(kind, law, data):
     case = data.draw(cases(torch.float32, ties=law.name != TIES_CHOOSE))
     if law.obstacle(model) is None:
         with torch.no_grad():
-            assert law.error(model, case) <= TOLERANCES[torch.float32]
+            assert law.error(model, case) <= law.slack * TOLERANCES[torch.float32]

@@ -87,7 +87,7 @@ def _put_to_the_test(
                 reason = known or f"{type(raised).__name__}: {raised}"
                 return Finding(law.name, law.statement, FAILS, errors, case.describe(), reason)
             errors[name] = max(errors.get(name, 0.0), error)
-            if not error <= tolerance:
+            if not error <= law.slack * tolerance:
                 reason = diagnose(subject, case.elements) or ""
                 return Finding(law.name, law.statement, FAILS, errors, case.describe(), reason)
     return Finding(law.name, law.statement, HOLDS, errors)
