@@ -7,8 +7,9 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from setfold.kernels.scores import Scores, weigh
-from setfold.kernels.tiles import MAX_ROWS, TILE_BYTES, tiles
+from setfold.kernels.tiles import MAX_ROWS, tiles
 
+TILE_BYTES = 1 << 20  # of contributions of one slot
 PAIR_BYTES = 4 << 20  # room for (slot, channel) pairs while their winners are looked up
 
 

@@ -113,17 +113,6 @@ def _unweighted_sums(
     return torch.cat([total, mass], -1)
 
 
-class _Buffers:
-    """Room for one tile, used again for each."""
-
-    def __init__(self, rows: int, num_slots: int, like: Tensor) -> None:
-        self.ones = like.new_ones(max(rows, num_slots))
-        self.logits = like.new_empty(rows, num_slots)
-
-    def take(self, rows: int) -> Tensor:
-        return self.logits[:rows]
-
-
 def _transposed_product(left: Tensor, right: Tensor) -> Tensor:
     """left^T right for tall (r, p) and (r, q), with the narrower one transposed.
 
@@ -150,12 +139,11 @@ def _folded_forward(
     matrix, offset = matrix[:-1].contiguous(), matrix[-1]
     sums = elements.new_zeros(batch, num_slots, width + 1, dtype=precise)
     total, mass = sums[..., :-1], sums[..., -1]
-    buffers = _Buffers(rows, num_slots, elements)
-    ones = buffers.ones[:num_slots]
+    ones, room = elements.new_ones(num_slots), elements.new_empty(rows, num_slots)
     for sets, part in tiles(batch, length, rows):
         tile = elements[sets, part]  # (b, r, d)
         flat = tile.reshape(-1, width)
-        weights = torch.addmm(offset, flat, matrix, out=buffers.take(flat.shape[0]))
+        weights = torch.addmm(offset, flat, matrix, out=room[: len(flat)])
         weigh_(weights, attention, ones)
         if mask is not None:
             weights.mul_(mask[sets, part].reshape(-1, 1))
@@ -197,52 +185,45 @@ class _FoldedSums(torch.autograd.Function):
         grads = torch.zeros_like(augmented, dtype=accumulator_dtype(elements.device))
         elements_grad = torch.empty_like(elements) if ctx.needs_input_grad[0] else None
         rows = min(tile_rows(width + 2 * num_slots, elements.element_size()), batch * length)
-        first, second, third = (_Buffers(rows, num_slots, elements) for _ in range(3))
+        ones, room = elements.new_ones(num_slots), elements.new_empty(4, rows, num_slots)
         for sets, part in tiles(batch, length, rows):
             tile = elements[sets, part]
             flat = tile.reshape(-1, width)  # (r, d)
-            count = flat.shape[0]
-            logits = torch.addmm(offset, flat, matrix, out=first.take(count))
-            weights, slope = _weights_and_slope(
-                logits, ctx.attention, second.take(count), first.ones[:num_slots]
-            )
-            grad = third.take(count)  # dL/dW
-            if tile.shape[0] == 1:
+            logits, weights, grad, spare = room[:, : len(flat)]  # each (r, K)
+            torch.addmm(offset, flat, matrix, out=logits)
+            slope = _weights_and_slope(logits, ctx.attention, weights, ones)
+            if tile.shape[0] == 1:  # dL/dW
                 torch.addmm(mass_grad[sets.start], flat, upstream[sets.start], out=grad)
             else:
                 shaped = grad.view(*tile.shape[:2], num_slots)
                 torch.baddbmm(mass_grad[sets].unsqueeze(1), tile, upstream[sets], out=shaped)
+            shown = weights
             if ctx.mask is not None:
                 present = ctx.mask[sets, part].reshape(-1, 1)
                 grad.mul_(present)
-            if elements_grad is not None:
-                shown = weights if ctx.mask is None else weights * present
-                direct = shown.view(*tile.shape[:2], num_slots) @ total_grad[sets]
-            # dL/dlogits: the mean over slots drops out because the weights sum to 1
-            grad.sub_(torch.linalg.vecdot(weights, grad).unsqueeze_(-1)).mul_(slope)
+                shown = weights * present
+            # dL/dlogits: what all slots have in common drops out, as the weights sum to 1
+            common = torch.mv(torch.mul(weights, grad, out=spare), ones).unsqueeze_(-1)
+            grad.sub_(common).mul_(slope)
             grads[:-1] += _transposed_product(flat, grad)
             grads[-1] += grad.sum(0)
             if elements_grad is not None:
-                elements_grad[sets, part] = (
-                    direct.view(-1, width).addmm_(grad, matrix.t()).view(tile.shape)
-                )
+                direct = shown.view(*tile.shape[:2], num_slots) @ total_grad[sets]
+                found = direct.view(-1, width).addmm_(grad, matrix.t())
+                elements_grad[sets, part] = found.view(tile.shape)
         return elements_grad, None, None, grads.to(augmented.dtype)
 
 
-def _weights_and_slope(
-    logits: Tensor, attention: str, out: Tensor, ones: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Weights W (in `out`) and the factor that turns dL/dW - sum_l W_l dL/dW_l into dL/dlogits.
+def _weights_and_slope(logits: Tensor, attention: str, weights: Tensor, ones: Tensor) -> Tensor:
+    """Fill `weights`, and return what turns dL/dW - sum_l W_l dL/dW_l into dL/dlogits.
 
     sigmoid: with S = sigmoid(logits) and r = sum(S + eps), the factor is S (1 - S) / r;
     softmax: it is W itself. The logits are overwritten.
     """
     if attention == "softmax":
-        weights = torch.softmax(logits, -1, out=out)
-        return weights, weights
+        return torch.softmax(logits, -1, out=weights)
     sigmoid = logits.sigmoid_()
-    weights = torch.add(sigmoid, EPSILON, out=out)
+    torch.add(sigmoid, EPSILON, out=weights)
     scale = torch.mv(weights, ones).reciprocal_().unsqueeze_(-1)
     weights.mul_(scale)
-    slope = sigmoid.addcmul_(sigmoid, sigmoid, value=-1).mul_(scale)
-    return weights, slope
+    return sigmoid.addcmul_(sigmoid, sigmoid, value=-1).mul_(scale)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-TILE_BYTES = 1 << 20
-MIN_ROWS, MAX_ROWS = 512, 8192
+TILE_BYTES = 2 << 20
+MIN_ROWS, MAX_ROWS = 512, 16384
 
 
 def tile_rows(width: int, itemsize: int = 4) -> int:
-    """Rows of `width` numbers that fill about one MiB: a power of two, between 512 and 8192.
+    """Rows of `width` numbers that fill about two MiB: a power of two, between 512 and 16384.
 
     >>> tile_rows(64 + 32), tile_rows(5 + 16), tile_rows(10_000)
-    (2048, 8192, 512)
+    (4096, 16384, 512)
     """
     rows = 2 ** round(math.log2(TILE_BYTES / (itemsize * max(width, 1))))
     return min(MAX_ROWS, max(MIN_ROWS, rows))
