@@ -132,7 +132,7 @@ class Aggregate:
         finish: (value (B, ..., p), count, mass (B, ...)) -> reading (B, ..., width); zeros for an
             empty set, whose sums are zero and whose maximum is infinite.
         needs_mass: reads the weights themselves, so that an encoder without weights has none.
-        cancels: is linear in the weights, so that adding slots up makes attention vanish.
+        cancels: is linear in the weights, so that attention vanishes where slots are added up.
         width: numbers per slot; None for as many as the value has.
     """
 
@@ -170,7 +170,7 @@ AGGREGATES: dict[str, Aggregate] = {
         Aggregate("sum", "sum", _total, cancels=True),
         Aggregate("mean", "sum", _mean, cancels=True),
         Aggregate("weighted_mean", "sum", _weighted_mean, needs_mass=True),
-        Aggregate("mass", "sum", _mean_mass, needs_mass=True, width=1),
+        Aggregate("mass", "sum", _mean_mass, needs_mass=True, cancels=True, width=1),
         Aggregate("max", "max", _extremum),
         Aggregate("min", "min", _extremum),
     )

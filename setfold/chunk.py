@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from setfold.aggregate import Count, Statistics
+from setfold.aggregate import STATISTICS, Count, Statistics
 from setfold.errors import InputError, NonFiniteError
 
 
@@ -40,8 +40,9 @@ class Chunk:
             sets: the number B of sets of the state.
             width: the d that the encoder takes, or None for any trailing shape.
         """
-        if not isinstance(elements, Tensor):
-            raise InputError(f"elements must be a tensor; got {type(elements).__name__}.")
+        for name, given in (("elements", elements), ("mask", mask), ("index", index)):
+            if not (isinstance(given, Tensor) or (given is None and name != "elements")):
+                raise InputError(f"{name} must be a tensor; got {type(given).__name__}.")
         if index is not None:
             return cls._checked_ragged(elements, mask, index, sets, width)
         shape = elements.shape
@@ -101,6 +102,12 @@ class Chunk:
             return torch.bincount(self.index, minlength=self.sets)
         return self.elements.shape[1] if self.mask is None else self.mask.sum(1)
 
+    def is_empty(self) -> bool:
+        """Whether there is nothing to absorb."""
+        if self.mask is None or torch.compiler.is_compiling():
+            return self.elements.numel() == 0
+        return not bool(self.mask.any())
+
     def one_set(self, number: int) -> tuple[Tensor, Tensor | None]:
         """The elements (1, n, d) and mask (1, n) of one set."""
         if self.index is not None:
@@ -125,15 +132,17 @@ class Chunk:
 
     def refuse_broken(self, found: Statistics) -> None:
         """Raise if what was made of the chunk is not finite."""
-        for name, parts in found.items():  # an empty maximum is infinite, so look for NaN there
-            shown = parts[0] if name == "sum" else torch.where(parts[0].isnan(), parts[0], 0)
+        for name, parts in found.items():
+            shown = parts[0]
+            if name != "sum":  # an empty set is infinite there, and nothing else may be
+                shown = torch.where(shown == STATISTICS[name].empty, 0, shown)
             self.refuse_non_finite(shown, name)
 
     def refuse_non_finite(self, probe: Tensor, name: str | None = None) -> None:
-        """Raise if the sum of some tensor is not finite; only then look for the reason."""
+        """Raise if a tensor is not finite, judged by its sum; only then look closer."""
         if torch.compiler.is_compiling() or probe.is_meta:
             return
-        if math.isfinite(probe.detach().sum().item()):
+        if math.isfinite(probe.detach().sum().item()) or bool(probe.isfinite().all()):
             return
         wrong = ~torch.isfinite(self.elements)
         if bool(wrong.any()):

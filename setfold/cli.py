@@ -9,7 +9,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import click
 import typer
 
 from setfold import __version__
@@ -164,15 +163,18 @@ def _model(name: str, allow: list[str]) -> nn.Module:
     sys.path.insert(0, "")  # what stands in the current folder can be named, as with python -m
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise InputError(f"cannot import {name}: {error}.") from error
+    except Exception as error:  # whatever the module does when it is imported
+        raise InputError(f"cannot import {name}: {type(error).__name__}: {error}.") from error
     from torch import nn
 
     if not isinstance(found, nn.Module):
         try:
             found = found()
-        except TypeError as error:
-            raise InputError(f"{name} cannot be called without arguments: {error}.") from error
+        except Exception as error:  # whatever it takes to make the model
+            raise InputError(
+                f"{name}() gives no model: {type(error).__name__}: {error}. Name a model, or a class or "
+                "function that makes one without arguments."
+            ) from error
     if not isinstance(found, nn.Module):
         raise InputError(f"{name} gives a {type(found).__name__}; expected a torch.nn.Module.")
     return found
@@ -181,12 +183,7 @@ def _model(name: str, allow: list[str]) -> nn.Module:
 def main() -> None:
     """Run the command line; errors are one line unless --debug is given."""
     try:
-        app(standalone_mode=False)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(USAGE)
-    except (click.exceptions.Abort, KeyboardInterrupt):
-        sys.exit(130)
+        app()
     except (SetfoldError, OSError) as error:
         if "--debug" in sys.argv:
             raise

@@ -77,14 +77,28 @@ class Composition(StreamingSetEncoder):
     def prepare(self, frame: tuple[Tensor, ...]) -> Any:
         return self.encoder.prepare(frame)
 
-    def featurize(self, elements: Tensor, context: Tensor | None) -> Tensor:
+    def featurize(self, elements: Tensor, mask: Tensor | None, context: Tensor | None) -> Tensor:
         if self.features is None:
             found = elements
         elif context is not None:
-            found = self.features(elements, context)
-        else:
+            found = self._featurize_with(context, elements, mask)
+        elif mask is None or torch.compiler.is_compiling():
             found = self.features(elements.flatten(0, 1)).unflatten(0, elements.shape[:2])
-        return self.encoder.featurize(found, None)
+        else:  # features may make anything of what is not there, so they do not see it
+            made = self.features(elements[mask])
+            found = made.new_zeros(*mask.shape, *made.shape[1:]).index_put((mask,), made)
+        return self.encoder.featurize(found, mask, None)
+
+    def _featurize_with(self, context: Tensor, elements: Tensor, mask: Tensor | None) -> Tensor:
+        """Features that look at a context take whole sets; hidden elements stand in as others."""
+        assert self.features is not None
+        if mask is None:
+            return self.features(elements, context)
+        hidden = ~mask.reshape(*mask.shape, *(1,) * (elements.dim() - 2))
+        sets = torch.arange(len(mask), device=mask.device)
+        some = elements[sets, mask.to(torch.uint8).argmax(1)].unsqueeze(1)  # one that is present
+        found = self.features(torch.where(hidden, some, elements), context)
+        return found.masked_fill(~mask.unsqueeze(-1), 0)
 
     def shaping_modules(self) -> tuple[nn.Module, ...]:
         features = () if self.features is None else (self.features,)

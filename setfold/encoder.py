@@ -30,10 +30,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from setfold.aggregate import Aggregate, Count, Statistics, join, remove
+from setfold.aggregate import STATISTICS, Aggregate, Count, Statistics, join, remove
 from setfold.chunk import Chunk
 from setfold.errors import InputError, StateMismatchError
 from setfold.fingerprint import Fingerprint, fingerprint_of, first_tensor
+from setfold.frame import check_context, checked_slots
 from setfold.kernels.ragged import group_by_length
 from setfold.state import SetState
 
@@ -103,7 +104,7 @@ class StreamingSetEncoder(SetEncoder):
         """What `absorb` needs of the frame and the weights, derived once for many chunks."""
         return None
 
-    def featurize(self, elements: Tensor, context: Tensor | None) -> Tensor:
+    def featurize(self, elements: Tensor, mask: Tensor | None, context: Tensor | None) -> Tensor:
         """What is done to each element on its own, before `absorb`. Nothing, by default."""
         return elements
 
@@ -141,12 +142,9 @@ class StreamingSetEncoder(SetEncoder):
         else:
             if num_slots is not None or generator is not None:
                 raise InputError("give slots, or num_slots and generator to draw them, not both.")
-            given = (slots,) if isinstance(slots, Tensor) else tuple(slots)
-            frame = self._checked_frame(given, batch_size)
-        if context is not None and context.shape[:1] != (batch_size,):
-            raise InputError(
-                f"context must be ({batch_size}, ...), one per set; got {tuple(context.shape)}."
-            )
+            like = first_tensor(self.shaping_modules())
+            frame = checked_slots(slots, self.slot_dims, batch_size, like)
+        check_context(context, batch_size)
         statistics = self.identity(batch_size, frame)
         some = next(iter(statistics.values()))[0]
         return SetState(
@@ -200,15 +198,19 @@ class StreamingSetEncoder(SetEncoder):
         """
         left = self._combined(state, elements, mask, index, remove, torch.sub)
         if bool((left.count < 0).any()):
+            number = int((left.count < 0).nonzero()[0])
             raise InputError(
-                "cannot remove more elements than a set holds: set "
-                f"{int((left.count < 0).nonzero()[0])} would be left with {int(left.count.min())}."
+                "cannot remove more elements than a set holds: "
+                f"set {number} would be left with {int(left.count[number])}."
             )
         emptied = left.count == 0
-        statistics = {
-            name: tuple(p.masked_fill(emptied.reshape(-1, *(1,) * (p.dim() - 1)), 0) for p in parts)
-            for name, parts in left.statistics.items()
-        }
+        statistics = {}
+        for name, parts in left.statistics.items():
+            where = [emptied.reshape(-1, *(1,) * (p.dim() - 1)) for p in parts]
+            nothing = STATISTICS[name].empty
+            statistics[name] = tuple(
+                p.masked_fill(w, nothing) for p, w in zip(parts, where, strict=True)
+            )
         return left.with_statistics(statistics, left.count)
 
     def readout(self, state: SetState) -> Tensor:
@@ -235,21 +237,23 @@ class StreamingSetEncoder(SetEncoder):
             context: (B, ...), the readout of an earlier pass.
         """
         if index is None and batch_size is None:
-            batch_size = elements.shape[0]
+            shaped = isinstance(elements, Tensor) and elements.dim() > 0
+            batch_size = elements.shape[0] if shaped else 0  # what is wrong is said below
         if batch_size is None:
             raise InputError(
                 "a ragged batch needs batch_size, the number of sets, beside its index."
             )
         if index is not None:
             state = self.initial_state(batch_size, context=context)
-            return self.readout(self.update(state, elements, index=index))
+            return self.readout(self.update(state, elements, mask=mask, index=index))
         # The same three primitives; a state that nobody will see need not be made.
         chunk = Chunk.checked(elements, mask, None, sets=batch_size, width=self.dim_in)
+        check_context(context, batch_size)
         frame = self.draw_frame(None, None)
         like = first_tensor(self.shaping_modules())
         if like is not None:
             chunk.refuse_foreign(like.device, like.dtype)
-        if elements.numel() == 0:
+        if chunk.is_empty():
             nothing = torch.zeros(batch_size, dtype=torch.long, device=elements.device)
             return self.finish(self.identity(batch_size, frame), nothing, frame)
         self._refuse_hidden(chunk)
@@ -278,11 +282,11 @@ class StreamingSetEncoder(SetEncoder):
         """
         if torch.compiler.is_compiling() or not isinstance(elements, Tensor):
             return None
+        state = self._recognised(state)
         waiting = 0 if state.pending is None else state.pending.rows
         plain = elements.is_cpu and elements.dtype in (torch.float32, torch.float64)
         if elements.numel() > SMALL_CHUNK or not plain or state.has_own_slots:
             return None
-        state = self._recognised(state)
         self._chunk(state, elements, None, None)
         if elements.numel() == 0 or waiting + elements.shape[1] > PENDING_ROWS:
             return None
@@ -304,20 +308,21 @@ class StreamingSetEncoder(SetEncoder):
         """The state joined with one chunk, or relieved of it."""
         state = self._recognised(state)
         chunk = self._chunk(state, elements, mask, index)
-        if chunk.elements.numel() == 0:
+        if chunk.is_empty():
             return state
         self._refuse_hidden(chunk)
         if chunk.index is None and not state.has_own_slots:
             prepared = self._prepared(state)
             found = self._absorb_dense(chunk.elements, chunk.mask, state.context, prepared)
-            chunk.refuse_broken(found)
             statistics = combine(state.statistics, found)
+            chunk.refuse_broken(statistics)
         else:
             statistics = {n: tuple(p.clone() for p in ps) for n, ps in state.statistics.items()}
             for sets, found in self._summaries(state, chunk):
-                chunk.refuse_broken(found)
                 held = {n: tuple(p[sets] for p in ps) for n, ps in statistics.items()}
-                for name, parts in combine(held, found).items():
+                combined = combine(held, found)
+                chunk.refuse_broken(combined)
+                for name, parts in combined.items():
                     for whole, part in zip(statistics[name], parts, strict=True):
                         whole[sets] = part
         return state.with_statistics(statistics, combine_counts(state.count, chunk.count()))
@@ -334,12 +339,14 @@ class StreamingSetEncoder(SetEncoder):
             return
         assert chunk.index is not None
         elements, context, prepared = chunk.elements, state.context, self._prepared(state)
-        if context is None:  # in one go, before the rows are sorted into sets
-            elements = self.featurize(elements.unsqueeze(0), None).squeeze(0)
+        if context is None:  # before the rows are sorted into sets
+            step = elements.shape[0] if torch.is_grad_enabled() else FEATURE_ROWS
+            pieces = elements.unsqueeze(0).split(step, 1)
+            elements = torch.cat([self.featurize(p, None, None) for p in pieces], 1).squeeze(0)
         for sets, rows, shown in group_by_length(chunk.index, state.batch_size):
             some = elements[rows]  # (b, length, d)
             if context is not None:
-                some = self.featurize(some, context[sets])
+                some = self.featurize(some, shown, context[sets])
             yield sets, self.absorb(some, shown, prepared)
 
     def _absorb_dense(
@@ -350,11 +357,11 @@ class StreamingSetEncoder(SetEncoder):
             return self.absorb(elements, mask, prepared)
         step = max(1, FEATURE_ROWS // elements.shape[0])
         if torch.is_grad_enabled() or elements.shape[1] <= step:
-            return self.absorb(self.featurize(elements, context), mask, prepared)
+            return self.absorb(self.featurize(elements, mask, context), mask, prepared)
         pieces = elements.split(step, 1)
         masks = [None] * len(pieces) if mask is None else mask.split(step, 1)
         absorbed = (
-            self.absorb(self.featurize(piece, context), shown, prepared)
+            self.absorb(self.featurize(piece, shown, context), shown, prepared)
             for piece, shown in zip(pieces, masks, strict=True)
         )
         return reduce(join, absorbed)
@@ -367,20 +374,6 @@ class StreamingSetEncoder(SetEncoder):
             state.prepared = _copied(self.prepare(state.frame))
         return state.prepared
 
-    def _checked_frame(self, given: tuple[Tensor, ...], batch_size: int) -> tuple[Tensor, ...]:
-        if len(given) != len(self.slot_dims):
-            raise InputError(f"expected slots for {len(self.slot_dims)} levels; got {len(given)}.")
-        checked = []
-        for slots, dim in zip(given, self.slot_dims, strict=True):
-            slots = slots.unsqueeze(0) if slots.dim() == 2 else slots
-            fits = slots.dim() == 3 and slots.shape[0] in (1, batch_size)
-            if not fits or slots.shape[2] != dim:
-                raise InputError(
-                    f"slots must be (K, {dim}) or ({batch_size}, K, {dim}); got {tuple(slots.shape)}."
-                )
-            checked.append(slots)
-        return tuple(checked)
-
     def _fingerprint(self) -> Fingerprint:
         if torch.compiler.is_compiling():  # a traced state never leaves its graph
             return Fingerprint.from_digest("")
@@ -388,7 +381,12 @@ class StreamingSetEncoder(SetEncoder):
 
     def _recognised(self, state: SetState) -> SetState:
         """The state, if this encoder's weights as they are now have shaped it."""
-        if torch.compiler.is_compiling() or state.fingerprint.belongs_to(self):
+        if torch.compiler.is_compiling():
+            return state
+        if not isinstance(state, SetState):
+            raise StateMismatchError(f"expected a state; got {type(state).__name__}.")
+        state = state.trackable()
+        if state.fingerprint.belongs_to(self):
             return state
         mine = self._fingerprint()
         wanted = tuple(a.name for a in self.aggregates)

@@ -21,6 +21,7 @@ from torch import Tensor
 from setfold.errors import FileError
 
 FORMAT_VERSION = 1
+HEADER = "setfold"
 
 
 def digest_of(tensors: dict[str, Tensor], *words: str) -> str:
@@ -41,25 +42,33 @@ def digest_of(tensors: dict[str, Tensor], *words: str) -> str:
 
 def write(path: str | Path, kind: str, tensors: dict[str, Tensor], description: Any) -> None:
     """Write tensors and a JSON description; the file appears whole or not at all."""
-    path = Path(path)
-    tensors = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
-    metadata = {
-        "setfold": kind,
-        "version": str(FORMAT_VERSION),
-        "checksum": digest_of(tensors),
-        "description": json.dumps(description),
-    }
-    _write_atomically(path, save(tensors, metadata))
+    tensors = _unshared(tensors)
+    head = {"kind": kind, "version": FORMAT_VERSION, "description": description}
+    head["checksum"] = digest_of(tensors, json.dumps(head))
+    # One entry: safetensors would shuffle several, and the same content should be the same file.
+    _write_atomically(Path(path), save(tensors, {HEADER: json.dumps(head)}))
+
+
+def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors on the CPU, none sharing memory with another: a file cannot express that."""
+    found: dict[str, Tensor] = {}
+    taken = set()
+    for name, tensor in tensors.items():
+        tensor = tensor.detach().cpu().contiguous()
+        if tensor.untyped_storage().data_ptr() in taken:
+            tensor = tensor.clone()
+        taken.add(tensor.untyped_storage().data_ptr())
+        found[name] = tensor
+    return found
 
 
 def _write_atomically(path: Path, content: bytes) -> None:
     """Write under a temporary name beside the target, flush to disk, then rename over it."""
-    try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    except FileNotFoundError:
-        raise FileError(
-            f"cannot write {path}: there is no folder {path.parent}; make it first."
-        ) from None
+    if not path.parent.is_dir():
+        raise FileError(f"cannot write {path}: there is no folder {path.parent}; make it first.")
+    if path.is_dir():
+        raise FileError(f"cannot write {path}: it is a folder; name a file in it.")
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     temporary = Path(name)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -90,32 +99,38 @@ def read(path: str | Path, kind: str | None = None) -> tuple[str, dict[str, Tens
         raise FileError(f"there is no file {path}.")
     try:
         with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            found = metadata.get("setfold")
-            if found is None:
-                raise FileError(
-                    f"{path} is a safetensors file, but not one of setfold's: its header has no "
-                    '"setfold" entry. Write states with state.save and models with setfold.save.'
-                )
-            if kind is not None and found != kind:
-                raise FileError(f"{path} holds a setfold {found}; expected a {kind}.")
-            if metadata.get("version") != str(FORMAT_VERSION):
-                raise FileError(
-                    f"{path} has format version {metadata.get('version')}; this setfold reads "
-                    f"version {FORMAT_VERSION}. Use the setfold that wrote it, or write it anew."
-                )
+            head = _head(path, (file.metadata() or {}).get(HEADER))
             tensors = {name: file.get_tensor(name) for name in file.keys()}
     except SafetensorError as error:
         raise FileError(
             f"{path} is truncated, corrupt or not a safetensors file ({error}). Write it anew."
         ) from error
-    if digest_of(tensors) != metadata.get("checksum"):
+    checksum = head.pop("checksum", None)
+    if digest_of(tensors, json.dumps(head)) != checksum:
         raise FileError(
             f"{path} is corrupt: its checksum does not match its content. Write it anew."
         )
-    try:
-        return found, tensors, json.loads(metadata["description"])
-    except (KeyError, json.JSONDecodeError) as error:
+    if kind is not None and head["kind"] != kind:
+        raise FileError(f"{path} holds a setfold {head['kind']}; expected a {kind}.")
+    return head["kind"], tensors, head["description"]
+
+
+def _head(path: Path, text: str | None) -> dict[str, Any]:
+    """What a file says of itself."""
+    if text is None:
         raise FileError(
-            f"{path} is corrupt: its description cannot be read. Write it anew."
-        ) from error
+            f"{path} is a safetensors file, but not one of setfold's: its header has no entry "
+            f"{HEADER!r}. Write states with state.save and models with setfold.save."
+        )
+    try:
+        head = json.loads(text)
+        version = head["version"]
+        head["kind"], head["description"]
+    except (KeyError, TypeError, json.JSONDecodeError) as error:
+        raise FileError(f"{path} is corrupt: its header cannot be read. Write it anew.") from error
+    if version != FORMAT_VERSION:
+        raise FileError(
+            f"{path} has format version {version}; this setfold reads version {FORMAT_VERSION}. "
+            "Use the setfold that wrote it, or write it anew."
+        )
+    return head

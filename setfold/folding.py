@@ -31,6 +31,8 @@ def fold(encoder: StreamingSetEncoder, chunks: Iterable[Tensor]) -> Tensor:
     """
     state = None
     for chunk in chunks:
+        if not isinstance(chunk, Tensor) or chunk.dim() == 0:
+            raise InputError(f"chunks must be tensors (B, n, d); got {type(chunk).__name__}.")
         if state is None:
             state = encoder.initial_state(chunk.shape[0])
         state = encoder.update(state, chunk)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +14,8 @@ from setfold import files
 from setfold.aggregate import STATISTICS, Parts, Statistics, join
 from setfold.errors import FileError, InputError, StateMismatchError
 from setfold.fingerprint import Fingerprint
+
+_ABSORBING = threading.RLock()
 
 
 class Pending(NamedTuple):
@@ -84,10 +87,11 @@ class SetState:
     @property
     def statistics(self) -> Statistics:
         if self.pending is not None:
-            with torch.no_grad():  # as it was when the chunks came
-                found = self.pending.absorb(torch.cat(self.pending.chunks, 1))
-                self._statistics = join(self._statistics, found)
-            self.pending = None
+            with _ABSORBING, torch.no_grad():  # as it was when the chunks came
+                if self.pending is not None:  # another thread may have been faster
+                    found = self.pending.absorb(torch.cat(self.pending.chunks, 1))
+                    self._statistics = join(self._statistics, found)
+                    self.pending = None
         return self._statistics
 
     @property
@@ -140,10 +144,10 @@ class SetState:
         self, elements: Tensor, count: Tensor, absorb: Callable[[Tensor], Statistics]
     ) -> SetState:
         """A state that has seen `elements` too, and will absorb them later."""
-        chunks, rows, _ = self.pending or Pending((), 0, absorb)
-        state = self.with_statistics(self._statistics, count)
-        rows += elements.shape[1]
-        state.pending = Pending((*chunks, elements.clone()), rows, absorb)
+        with _ABSORBING:  # what waits and what it waits to join belong together
+            chunks, rows, _ = self.pending or Pending((), 0, absorb)
+            state = self.with_statistics(self._statistics, count)
+        state.pending = Pending((*chunks, elements.clone()), rows + elements.shape[1], absorb)
         return state
 
     def merge(self, other: SetState) -> SetState:
@@ -155,20 +159,33 @@ class SetState:
             StateMismatchError: the states have other slots, weights, aggregates or shapes.
         """
         self._refuse_unlike(other)
-        joined = join(self.statistics, other.statistics)
-        return self.with_statistics(joined, self.count + other.count)
+        self._refuse_other_beginning(other)
+        left, right = self.trackable(), other.trackable()
+        joined = join(left.statistics, right.statistics)
+        return left.with_statistics(joined, left.count + right.count)
 
-    def _refuse_unlike(self, other: SetState) -> None:
+    def _refuse_unlike(self, other: SetState, doing: str = "merge") -> None:
+        """Raise unless another state has the form and the weights of this one."""
         if not isinstance(other, SetState):
-            raise StateMismatchError(f"a state merges with a state; got {type(other).__name__}.")
+            raise StateMismatchError(f"expected a state to {doing}; got {type(other).__name__}.")
         if self.aggregate != other.aggregate:
-            _refuse("aggregate", "+".join(self.aggregate), "+".join(other.aggregate))
+            _refuse(doing, "aggregate", "+".join(self.aggregate), "+".join(other.aggregate))
         if self.device != other.device:
-            _refuse("device", self.device, other.device, "move one with state.to(device)")
+            _refuse(doing, "device", self.device, other.device, "move one with state.to(device)")
         if self._shapes() != other._shapes():
-            _refuse("shapes", self._shapes(), other._shapes())
-        slots_agree = all(_same(a, b) for a, b in zip(self.frame, other.frame, strict=True))
-        if not slots_agree:
+            _refuse(doing, "shapes", self._shapes(), other._shapes())
+        mine, others = self._context_shape(), other._context_shape()
+        if mine != others:
+            _refuse(doing, "contexts", mine, others, "both must follow the same earlier pass")
+        if not self.fingerprint.matches(other.fingerprint):
+            digests = self.fingerprint.digest[:8], other.fingerprint.digest[:8]
+            _refuse(doing, "weights", *digests, remedy="fold both with the same model")
+
+    def _refuse_other_beginning(self, other: SetState) -> None:
+        """Raise unless another state began with the slots and the context of this one."""
+        if len(self) != len(other):
+            _refuse("merge", "numbers of sets", len(self), len(other))
+        if not all(_same(a, b) for a, b in zip(self.frame, other.frame, strict=True)):
             raise StateMismatchError(
                 "cannot merge states with different slots: every state of one set must begin with the "
                 "same slots. Begin both from one initial_state, use encoder.eval(), whose slots are "
@@ -178,16 +195,15 @@ class SetState:
             raise StateMismatchError(
                 "cannot merge states with different contexts: both must follow the same earlier pass."
             )
-        if not self.fingerprint.matches(other.fingerprint):
-            raise StateMismatchError(
-                "cannot merge states that were made with different weights "
-                f"({self.fingerprint.digest[:8]} and {other.fingerprint.digest[:8]}). Fold both with the same model."
-            )
 
     def _shapes(self) -> dict[str, list[tuple[int, ...]]]:
-        shapes = {name: [tuple(p.shape) for p in parts] for name, parts in self.statistics.items()}
+        """By name, the shapes of what is held for one set."""
+        shapes = {name: [tuple(p.shape[1:]) for p in ps] for name, ps in self.statistics.items()}
         shapes["slots"] = [tuple(slots.shape[1:]) for slots in self.frame]
         return shapes
+
+    def _context_shape(self) -> tuple[int, ...] | None:
+        return None if self.context is None else tuple(self.context.shape[1:])
 
     def _tensors(self) -> dict[str, Tensor]:
         """All tensors by name, as they are laid out in a file."""
@@ -266,16 +282,8 @@ class SetState:
         if not states:
             raise InputError("SetState.stack needs at least one state; got none.")
         first = states[0]
-        for other in states[1:]:
-            if (
-                first.aggregate != other.aggregate
-                or first._tensors().keys() != other._tensors().keys()
-            ):
-                _refuse("aggregate", "+".join(first.aggregate), "+".join(other.aggregate))
-            if not first.fingerprint.matches(other.fingerprint):
-                raise StateMismatchError(
-                    "cannot stack states that were made with different weights."
-                )
+        for other in states:
+            SetState._refuse_unlike(first, other, "stack")
         named = {}
         for name, tensor in first._tensors().items():
             tensors = [state._tensors()[name] for state in states]
@@ -284,8 +292,6 @@ class SetState:
                     named[name] = tensor
                     continue
                 tensors = [t.expand(len(s), -1, -1) for t, s in zip(tensors, states, strict=True)]
-            if any(t.shape[1:] != tensor.shape[1:] for t in tensors):
-                _refuse("shapes", tuple(tensor.shape[1:]), [tuple(t.shape[1:]) for t in tensors])
             named[name] = torch.cat(tensors)
         return SetState._from_tensors(named, first.aggregate, first.fingerprint)
 
@@ -308,9 +314,17 @@ class SetState:
         except (KeyError, TypeError) as error:
             raise FileError(f"{path} is corrupt: it lacks {error}. Write it anew.") from error
 
+    def trackable(self) -> SetState:
+        """Itself, or a copy if autograd could not save what was made in inference mode."""
+        return self.clone() if torch.is_grad_enabled() and self.count.is_inference() else self
+
+    def clone(self) -> SetState:
+        """The same values in memory of their own; gradients flow through, as through any clone."""
+        return self._map(Tensor.clone)
+
     def __deepcopy__(self, memo: object) -> SetState:
         """A copy of the values; like every deep copy of results, without gradients' history."""
-        return self._map(lambda tensor: tensor.detach().clone())
+        return self.detach().clone()
 
     def __reduce__(self) -> tuple[Any, ...]:
         named = {name: tensor.detach() for name, tensor in self._tensors().items()}
@@ -318,16 +332,17 @@ class SetState:
 
 
 def _same(left: Tensor | None, right: Tensor | None) -> bool:
+    """Whether two tensors are equal, or one holds for every set what the other holds for one."""
     if left is right:
         return True
-    if left is None or right is None:
+    if left is None or right is None or left.shape[1:] != right.shape[1:]:
         return False
     shape = torch.broadcast_shapes(left.shape, right.shape)
     return torch.equal(left.expand(shape), right.expand(shape))
 
 
-def _refuse(what: str, left: object, right: object, remedy: str = "") -> None:
-    remedy = remedy or "fold both with the same model and the same number of sets"
+def _refuse(doing: str, what: str, left: object, right: object, remedy: str = "") -> None:
+    remedy = remedy or "fold both with the same model"
     raise StateMismatchError(
-        f"cannot join states of different {what}: {left} and {right}; {remedy}."
+        f"cannot {doing} states of different {what}: {left} and {right}; {remedy}."
     )

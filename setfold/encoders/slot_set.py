@@ -133,8 +133,7 @@ class SlotSetEncoder(StreamingSetEncoder):
             self.slot_mean = nn.Parameter(torch.zeros(self.dim_slot))
             self.slot_deviation = nn.Parameter(torch.ones(self.dim_slot))
             self.register_buffer("slot_seed", torch.randint(SEEDS, ()))
-            noise = _evaluation_noise(int(self.slot_seed), self.num_slots, self.dim_slot)
-            self.register_buffer("slot_noise", noise, persistent=False)
+            self.register_buffer("slot_noise", self._seeded_bits(), persistent=False)
         if self.similarity == "cosine":
             self.temperature = nn.Parameter(torch.tensor(INITIAL_TEMPERATURE))
             self.to_bias = nn.Linear(self.dim_slot, 1)  # of the slot, so that K may still change
@@ -179,15 +178,19 @@ class SlotSetEncoder(StreamingSetEncoder):
         if self.training:
             return torch.randn(shape, dtype=like.dtype, device=like.device)
         if num_slots == self.num_slots:
-            return self.slot_noise.to(like)
+            return self.slot_noise.view(torch.float32).to(like)
         return _evaluation_noise(int(self.slot_seed), *shape).to(like)
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         """The noise of evaluation follows from the seed, so it is drawn again with a loaded one."""
         super()._load_from_state_dict(*args, **kwargs)
         if self.slots == "random":
-            noise = _evaluation_noise(int(self.slot_seed), self.num_slots, self.dim_slot)
-            self.slot_noise = noise.to(self.slot_noise)
+            self.slot_noise = self._seeded_bits().to(self.slot_noise.device)
+
+    def _seeded_bits(self) -> Tensor:
+        """The noise of evaluation as the bits of its floats: a cast of the model must not touch it."""
+        noise = _evaluation_noise(int(self.slot_seed), self.num_slots, self.dim_slot)
+        return noise.view(torch.int32)
 
     # ---- the fold ----------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ import inspect
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from setfold.errors import CancelledAttentionWarning, DescriptionError, FileErro
 
 PLACEMENT = ("device", "dtype")  # arguments that say where, not what
 SCALARS = (bool, int, float, str, type(None))
+DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "float16", "bfloat16")}
 
 
 def save(model: nn.Module, path: str | Path) -> None:
@@ -55,8 +56,7 @@ def save(model: nn.Module, path: str | Path) -> None:
             f"{type(model).__name__} has weights its constructor does not make: {extra}."
         )
     description = {"structure": structure, "dtype": str(_dtype_of(model)).removeprefix("torch.")}
-    # Tied weights are written once for each name; a file cannot share memory.
-    files.write(path, "model", {name: t.clone() for name, t in weights.items()}, description)
+    files.write(path, "model", weights, description)
 
 
 def load(path: str | Path, *, allow: Iterable[str] = ()) -> nn.Module:
@@ -71,11 +71,17 @@ def load(path: str | Path, *, allow: Iterable[str] = ()) -> nn.Module:
     Raises:
         FileError: the file is missing, truncated, corrupt, foreign or of another version.
         DescriptionError: the file names a class that is not allowed or cannot be made.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save(nn.Linear(3, 4), f"{folder}/layer.safetensors")
+    ...     load(f"{folder}/layer.safetensors")
+    Linear(in_features=3, out_features=4, bias=True)
     """
     _, tensors, description = files.read(path, "model")
     try:
-        structure, dtype = description["structure"], getattr(torch, description["dtype"])
-    except (KeyError, TypeError, AttributeError) as error:
+        structure, dtype = description["structure"], DTYPES[description["dtype"]]
+    except (KeyError, TypeError) as error:
         raise FileError(
             f"{path} is corrupt: its description lacks {error}. Write it anew."
         ) from error
@@ -91,7 +97,7 @@ def describe(module: nn.Module) -> dict[str, Any]:
     """The class of a module and the arguments to construct it with, ready for JSON."""
     kind = type(module)
     if kind in (nn.Sequential, nn.ModuleList):
-        children = [describe(child) for child in module.children()]
+        children = [describe(child) for child in cast(Iterable[nn.Module], module)]
         return {"class": _name_of(kind), "children": children}
     arguments: dict[str, Any] = {}
     plain = kind.__init__ is nn.Module.__init__  # takes nothing, whatever its signature says
@@ -99,6 +105,8 @@ def describe(module: nn.Module) -> dict[str, Any]:
         if name in PLACEMENT:
             continue
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            if _is_torch(kind):  # nn.Identity takes anything and keeps nothing
+                continue
             raise DescriptionError(f"{kind.__name__} cannot be described: it takes *{name}.")
         if hasattr(module, name):
             arguments[name] = _encode(getattr(module, name), f"{kind.__name__}.{name}")
@@ -116,7 +124,9 @@ def rebuild(structure: Any, *, allow: set[str]) -> nn.Module:
         warnings.simplefilter("ignore", CancelledAttentionWarning)  # was said when it was made
         try:
             return _build(structure, allow)
-        except (TypeError, KeyError, AttributeError) as error:
+        except DescriptionError:
+            raise
+        except Exception as error:  # whatever a constructor makes of what a file says
             raise DescriptionError(
                 f"the description of the model cannot be rebuilt: {error}"
             ) from error
@@ -183,7 +193,7 @@ def _class_of(name: str, allow: set[str]) -> type[nn.Module]:
             )
         try:
             kind = getattr(importlib.import_module(package), last)
-        except (ImportError, AttributeError) as error:
+        except (ImportError, AttributeError, ValueError) as error:
             raise DescriptionError(f"cannot import {name}: {error}") from error
     if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
         raise DescriptionError(f"the model contains {name}, which is no module here.")

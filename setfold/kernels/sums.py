@@ -47,6 +47,9 @@ def slot_sums(
         sum_i W_ij [x_i, 1] (B, K, p + 1): the weighted sum and, last, the sum of the weights.
     """
     batch, length, width = elements.shape
+    if elements.numel() == 0:
+        summed = width if projection is None else projection[0].shape[0]
+        return elements.new_zeros(batch, scores.num_slots, summed + 1)
     if scores.num_slots == 1:  # one slot takes all of every element: W is exactly 1
         return _unweighted_sums(elements, mask, projection)
     tracked = torch.is_grad_enabled()

@@ -1,0 +1,274 @@
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+import setfold
+from setfold import cli
+from tests.small import draw, make
+
+MODELS = """
+import torch
+from torch import nn
+import setfold
+
+torch.manual_seed(0)
+encoder = setfold.SlotSetEncoder(3, 2, 2, 2).eval()
+
+
+class Sorted(nn.Module):
+    def forward(self, elements):  # the first element decides
+        return elements[:, 0]
+
+
+def pool():
+    return setfold.Pool(3)
+
+
+def needs(width):
+    return setfold.Pool(width)
+
+
+def fails():
+    raise RuntimeError("no weights here")
+
+
+number = 3
+"""
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Run the command line as a shell would: exit code, output and error output."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["setfold", *map(str, arguments)])
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as exit:
+            code = exit.code or 0
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def model(tmp_path):
+    path = tmp_path / "model.safetensors"
+    torch.manual_seed(0)
+    setfold.save(setfold.Composition(setfold.Pool(3), nn.Linear(3, 3)), path)
+    return path
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder with a module in it, to be named on the command line."""
+    (tmp_path / "mymodels.py").write_text(MODELS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "mymodels", raising=False)
+    yield tmp_path
+    sys.modules.pop("mymodels", None)
+
+
+# ---- the command itself --------------------------------------------------------------------
+
+
+def test_version():
+    result = CliRunner().invoke(cli.app, ["--version"])
+    assert (result.exit_code, result.output) == (0, f"setfold {setfold.__version__}\n")
+
+
+@pytest.mark.parametrize("command", ["check", "info"])
+def test_help_has_examples(command):
+    result = CliRunner().invoke(cli.app, [command, "--help"], env={"COLUMNS": "120"})
+    assert result.exit_code == 0
+    assert "Examples" in result.output
+    assert f"setfold {command} encoder.safetensors" in result.output
+
+
+def test_help_names_the_commands(run):
+    code, output, _ = run("--help")
+    assert code == 0
+    assert re.search(r"\bcheck\b", output)
+    assert re.search(r"\binfo\b", output)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["check"], ["nonsense"], ["check", "x", "--nonsense"], ["info"]], ids=" ".join
+)
+def test_wrong_usage_is_exit_code_2(run, arguments):
+    code, _, errors = run(*arguments)
+    assert code == 2
+    assert "Usage" in errors
+    assert "Traceback" not in errors
+
+
+def test_the_command_does_not_wait_for_torch():
+    script = "import sys, setfold.cli; print([m for m in sys.modules if m in ('torch', 'numpy')])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.strip()) == (0, "[]")
+
+
+# ---- check ---------------------------------------------------------------------------------
+
+
+def test_check_of_a_model_that_folds_is_exit_code_0(run, model):
+    code, output, _ = run("check", model, "--dim-in", 3, "--no-processes")
+    assert code == 0
+    assert "Composition folds" in output
+    assert "any partition" in output
+
+
+def test_check_takes_the_width_from_the_model(run, here):
+    assert run("check", "mymodels:encoder", "--no-processes")[0] == 0
+
+
+def test_check_calls_what_makes_a_model(run, here):
+    assert run("check", "mymodels:pool", "--no-processes")[0] == 0
+    code, _, errors = run("check", "mymodels:needs", "--no-processes")
+    assert code == 2
+    assert "mymodels:needs" in errors
+    assert "'width'" in errors
+
+
+def test_check_of_a_broken_model_is_exit_code_1(run, here):
+    code, output, _ = run("check", "mymodels:Sorted", "--dim-in", 3)
+    assert "breaks" in output
+    assert "permutation" in output
+    assert code == 1
+
+
+def test_exit_codes_reach_the_shell(here):
+    arguments = ["check", "mymodels:Sorted", "--dim-in", "3", "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "setfold.cli", *arguments], capture_output=True, text=True
+    )
+    assert json.loads(done.stdout)["passed"] is False
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize("name", ["encoder", "Sorted"])
+def test_check_prints_json(run, here, name):
+    code, output, _ = run("check", f"mymodels:{name}", "--dim-in", 3, "--no-processes", "--json")
+    report = json.loads(output)
+    assert report["passed"] is (name == "encoder")
+    assert code == (0 if report["passed"] else 1)
+    assert {law["verdict"] for law in report["laws"]} <= {"holds", "fails", "does not apply"}
+    assert all(law["statement"] for law in report["laws"])
+
+
+def test_check_asks_for_the_width_where_nobody_tells(run, model):
+    code, _, errors = run("check", model)
+    assert code == 2
+    assert "dim_in" in errors or "--dim-in" in errors
+
+
+def test_check_names_what_must_be_allowed(run, here):
+    sys.path.insert(0, "")
+    from mymodels import Sorted
+
+    setfold.save(Sorted(), here / "sorted")
+    code, _, errors = run("check", here / "sorted", "--dim-in", 3)
+    assert code == 2
+    assert "mymodels.Sorted" in errors
+    code, _, errors = run("check", here / "sorted", "--dim-in", 3, "--allow", "mymodels.Sorted")
+    assert code == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("missing.safetensors", "there is no file missing.safetensors"),
+        ("nosuchmodule:encoder", "cannot import nosuchmodule:encoder"),
+        ("mymodels:nothing", "cannot import mymodels:nothing"),
+        ("mymodels:number", "mymodels:number"),
+        ("mymodels.py", "mymodels.py is truncated, corrupt or not a safetensors file"),
+        ("mymodels:fails", "no weights here"),
+        ("broken:encoder", "cannot import broken:encoder"),
+        (":", "cannot import"),
+    ],
+)
+def test_a_model_that_cannot_be_had_is_exit_code_2(run, here, name, message):
+    (here / "broken.py").write_text("def encoder(:")
+    code, output, errors = run("check", name)
+    assert code == 2
+    assert errors.startswith("setfold: ")
+    assert message in errors
+    assert "Traceback" not in errors
+    assert output == ""
+
+
+def test_debug_shows_the_traceback(run):
+    code, _, errors = run("info", "missing")
+    assert (code, errors) == (2, "setfold: there is no file missing.\n")
+    with pytest.raises(setfold.FileError):  # what nobody catches, Python shows with a traceback
+        run("--debug", "info", "missing")
+
+
+# ---- info ----------------------------------------------------------------------------------
+
+
+def test_info_on_a_model(run, model):
+    code, output, _ = run("info", model)
+    assert code == 0
+    for words in (
+        "model",
+        "setfold.Composition",
+        "torch.nn.Linear(in_features=3",
+        "float32 (3, 3)",
+    ):
+        assert words in output
+    facts = json.loads(run("info", model, "--json")[1])
+    assert facts["kind"] == "model"
+    assert facts["parameters"] == 12
+    assert facts["bytes"] == model.stat().st_size
+    assert facts["structure"]["class"] == "setfold.Composition"
+    assert facts["dtype"] == "float32"
+
+
+def test_info_on_a_hierarchy_shows_its_levels(run, tmp_path):
+    levels = [setfold.SlotSetEncoder(3, 4, 6, 5), setfold.SlotSetEncoder(5, 2, 6, 5)]
+    setfold.save(setfold.HierarchicalSlotSetEncoder(levels), tmp_path / "model")
+    _, output, _ = run("info", tmp_path / "model")
+    for words in ("num_slots=4", "num_slots=2", "activation: torch.nn.ReLU"):
+        assert words in output
+
+
+def test_info_on_a_state(run, tmp_path):
+    encoder = make(aggregate=["mean", "max"])
+    encoder.update(encoder.initial_state(2), draw(2, 5, 3)).save(tmp_path / "state")
+    code, output, _ = run("info", tmp_path / "state")
+    assert code == 0
+    for words in ("state", "mean, max", "float64 (2, 4, 4)"):
+        assert words in output
+    facts = json.loads(run("info", tmp_path / "state", "--json")[1])
+    assert (facts["kind"], facts["sets"], facts["elements"]) == ("state", 2, 10)
+    assert facts["aggregate"] == ["mean", "max"]
+    assert facts["digest"] == encoder.initial_state().fingerprint.digest
+
+
+def test_info_runs_nothing_that_a_file_names(run, here):
+    (here / "evil.py").write_text("raise SystemExit('imported')")
+    description = {"structure": {"class": "evil.Model", "arguments": {}}, "dtype": "float32"}
+    setfold.files.write(here / "model", "model", {}, description)
+    code, output, _ = run("info", here / "model")
+    assert code == 0
+    assert "evil.Model" in output
+
+
+@pytest.mark.parametrize("content", [b"", b"nothing of the kind"])
+def test_info_on_another_file_is_exit_code_2(run, tmp_path, content):
+    (tmp_path / "file").write_bytes(content)
+    code, _, errors = run("info", tmp_path / "file")
+    assert code == 2
+    assert errors.count("\n") == 1
+    assert "not a safetensors file" in errors

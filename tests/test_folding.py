@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+import setfold
+from tests.small import AGGREGATES, TIGHT, draw, make
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("aggregate", AGGREGATES, ids=str)
+def test_fold_of_chunks_is_the_encoding_of_the_whole_set(aggregate, grad):
+    encoder, elements = make(aggregate=aggregate), draw(2, 50, 3)
+    with torch.set_grad_enabled(grad):
+        for lengths in ([50], [1] * 50, [0, 20, 0, 29, 1]):
+            found = setfold.fold(encoder, elements.split(lengths, 1))
+            assert_close(found, encoder(elements), **TIGHT)
+
+
+def test_fold_takes_any_streaming_model():
+    torch.manual_seed(0)
+    model = setfold.DeepSets(nn.Linear(3, 4), 4, head=nn.Linear(4, 2)).double()
+    chunks = [draw(2, 5, 3, seed=i) for i in range(3)]
+    assert_close(setfold.fold(model, chunks), model(torch.cat(chunks, 1)), **TIGHT)
+
+
+def test_fold_reads_a_stream_once_and_one_chunk_at_a_time():
+    encoder, alive = make(), []
+
+    def stream():
+        for seed in range(5):
+            chunk = draw(1, 4000, 3, seed=seed)
+            alive.append(weakref.ref(chunk))
+            yield chunk
+            del chunk
+            assert sum(ref() is not None for ref in alive) <= 1
+
+    with torch.no_grad():
+        found = setfold.fold(encoder, stream())
+    whole = torch.cat([draw(1, 4000, 3, seed=seed) for seed in range(5)], 1)
+    assert_close(found, encoder(whole), **TIGHT)
+    assert len(alive) == 5
+
+
+def test_fold_draws_the_slots_once():
+    encoder, elements = make().train(), draw(1, 50, 3)
+    torch.manual_seed(3)
+    found = setfold.fold(encoder, elements.split(7, 1))
+    torch.manual_seed(3)
+    assert_close(found, encoder(elements), **TIGHT)
+
+
+@pytest.mark.parametrize("aggregate", AGGREGATES, ids=str)
+def test_gradients_of_a_fold_are_those_of_the_whole_set(aggregate):
+    encoder, elements = make(aggregate=aggregate), draw(2, 20, 3).requires_grad_()
+    wanted = [elements, *encoder.parameters()]
+
+    def gradients(encoding):
+        found = torch.autograd.grad(encoding.pow(2).sum(), wanted, allow_unused=True)
+        return [torch.zeros(1) if g is None else g for g in found]
+
+    expected = gradients(encoder(elements))
+    assert expected[0].abs().max() > 1e-6
+    assert_close(gradients(setfold.fold(encoder, elements.split(3, 1))), expected, **TIGHT)
+
+
+@pytest.mark.parametrize("chunks", [[], (), iter([]), (c for c in ())])
+def test_fold_of_nothing_says_what_an_empty_set_is(chunks):
+    with pytest.raises(setfold.InputError, match=r"at least one chunk.*initial_state\(1\)"):
+        setfold.fold(make(), chunks)
+
+
+def test_chunks_of_other_sets_are_refused():
+    with pytest.raises(setfold.InputError, match=r"got \(3, 5, 3\)"):
+        setfold.fold(make(), [draw(2, 5, 3), draw(3, 5, 3)])
+
+
+@pytest.mark.parametrize("chunk", [[[1.0, 2.0, 3.0]], 3, None], ids=["list", "number", "none"])
+def test_chunks_that_are_no_tensors_are_refused(chunk):
+    with pytest.raises(setfold.InputError, match="tensor"):
+        setfold.fold(make(), [chunk])
+
+
+def test_one_tensor_is_not_a_stream():
+    with pytest.raises(setfold.InputError, match=r"unsqueeze\(0\)|chunks"):
+        setfold.fold(make(), draw(2, 5, 3))
