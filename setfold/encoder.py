@@ -363,6 +363,7 @@ class StreamingSetEncoder(SetEncoder):
         absorbed = (
             self.absorb(self.featurize(piece, shown, context), shown, prepared)
             for piece, shown in zip(pieces, masks, strict=True)
+            if shown is None or bool(shown.any())
         )
         return reduce(join, absorbed)
 
