@@ -40,7 +40,7 @@ from setfold.state import SetState
 
 FEATURE_ROWS = 1 << 16  # elements that go through a feature network at once when no graph is kept
 SMALL_CHUNK = 1 << 13  # numbers in a chunk that is put aside rather than absorbed at once
-PENDING_ROWS = 512  # elements of a set that are put aside before they are absorbed together
+PENDING_BYTES = 1 << 18  # what a state may have put aside before it absorbs it all together
 ORDINARY = 1e30  # larger numbers might overflow when they are summed, so they are never put aside
 
 
@@ -283,12 +283,12 @@ class StreamingSetEncoder(SetEncoder):
         if torch.compiler.is_compiling() or not isinstance(elements, Tensor):
             return None
         state = self._recognised(state)
-        waiting = 0 if state.pending is None else state.pending.rows
+        waiting = 0 if state.pending is None else state.pending.bytes
         plain = elements.is_cpu and elements.dtype in (torch.float32, torch.float64)
         if elements.numel() > SMALL_CHUNK or not plain or state.has_own_slots:
             return None
         self._chunk(state, elements, None, None)
-        if elements.numel() == 0 or waiting + elements.shape[1] > PENDING_ROWS:
+        if elements.numel() == 0 or waiting + elements.nbytes > PENDING_BYTES:
             return None
         # NaN compares as false, so whatever is odd takes the ordinary way, which says what it is
         if not np.abs(elements.detach().numpy()).max() < ORDINARY:

@@ -22,7 +22,7 @@ class Pending(NamedTuple):
     """Small chunks that were only put aside: absorbing many costs hardly more than absorbing one."""
 
     chunks: tuple[Tensor, ...]  # each (B, n_i, d), the state's own copies
-    rows: int
+    bytes: int
     absorb: Callable[[Tensor], Statistics]  # depends on no weight that could change meanwhile
 
 
@@ -145,9 +145,9 @@ class SetState:
     ) -> SetState:
         """A state that has seen `elements` too, and will absorb them later."""
         with _ABSORBING:  # what waits and what it waits to join belong together
-            chunks, rows, _ = self.pending or Pending((), 0, absorb)
+            chunks, held, _ = self.pending or Pending((), 0, absorb)
             state = self.with_statistics(self._statistics, count)
-        state.pending = Pending((*chunks, elements.clone()), rows + elements.shape[1], absorb)
+        state.pending = Pending((*chunks, elements.clone()), held + elements.nbytes, absorb)
         return state
 
     def merge(self, other: SetState) -> SetState:

@@ -42,13 +42,14 @@ def test_what_is_put_aside_reads_as_if_absorbed(aggregate):
     assert waiting.pending is None
 
 
-def test_a_long_stream_of_single_elements_is_the_whole_set():
+def test_a_long_stream_of_single_elements_is_the_whole_set(monkeypatch):
+    monkeypatch.setattr("setfold.encoder.PENDING_BYTES", 4000)
     encoder, elements = make(aggregate=["mean", "max"]), draw(1, 1300, 3)
     with torch.no_grad():
         state = encoder.initial_state()
         for element in elements.split(1, 1):
             state = encoder.update(state, element)
-            assert state.pending is None or state.pending.rows <= 512
+            assert state.pending is None or state.pending.bytes <= 4000
         torch.testing.assert_close(
             encoder.readout(state), encoder(elements), rtol=1e-12, atol=1e-12
         )
