@@ -230,8 +230,11 @@ def test_what_is_not_finite_is_named_and_changes_nothing(build, bad):
         ({"elements": elements[1], "index": SETS}, "[2, 0]"),
         ({"elements": elements.repeat(1, 2000, 1)}, "[1, 2, 0]"),
     ):
-        with pytest.raises(setfold.NonFiniteError, match=re.escape(f"elements{place} is {bad}")):
+        message = re.escape(f"elements{place} is {bad}")
+        with pytest.raises(setfold.NonFiniteError, match=message):
             model.update(state, **given)
+        with pytest.raises(setfold.NonFiniteError, match=message):
+            model(**given, batch_size=2)
         assert_same_state(state, before)
 
 
