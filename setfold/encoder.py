@@ -137,7 +137,10 @@ class StreamingSetEncoder(SetEncoder):
         """
         if batch_size < 0:
             raise InputError(f"batch_size must be 0 or more; got {batch_size}.")
-        if slots is None:
+        prepared = None
+        if slots is None and num_slots is None and generator is None:
+            frame, prepared = self._beginning()
+        elif slots is None:
             frame = self.draw_frame(num_slots, generator)
         else:
             if num_slots is not None or generator is not None:
@@ -154,6 +157,7 @@ class StreamingSetEncoder(SetEncoder):
             context=context,
             aggregate=tuple(a.name for a in self.aggregates),
             fingerprint=self._fingerprint(),
+            prepared=prepared,
         )
 
     def update(
@@ -249,15 +253,16 @@ class StreamingSetEncoder(SetEncoder):
         # The same three primitives; a state that nobody will see need not be made.
         chunk = Chunk.checked(elements, mask, None, sets=batch_size, width=self.dim_in)
         check_context(context, batch_size)
-        frame = self.draw_frame(None, None)
         like = first_tensor(self.shaping_modules())
         if like is not None:
             chunk.refuse_foreign(like.device, like.dtype)
+        frame, prepared = self._beginning()
         if chunk.is_empty():
             nothing = torch.zeros(batch_size, dtype=torch.long, device=elements.device)
             return self.finish(self.identity(batch_size, frame), nothing, frame)
         self._refuse_hidden(chunk)
-        found = self._absorb_dense(chunk.elements, mask, context, self.prepare(frame))
+        prepared = self.prepare(frame) if prepared is None else prepared
+        found = self._absorb_dense(chunk.elements, mask, context, prepared)
         chunk.refuse_broken(found)
         return self.finish(found, chunk.count(), frame)
 
@@ -366,6 +371,20 @@ class StreamingSetEncoder(SetEncoder):
             if shown is None or bool(shown.any())
         )
         return reduce(join, absorbed)
+
+    def _beginning(self) -> tuple[tuple[Tensor, ...], Any]:
+        """The frame and, where it is known already, what `absorb` needs of it.
+
+        In evaluation and without a graph both follow from the weights, so they are derived once.
+        """
+        if self.training or torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return self.draw_frame(None, None), None
+        memo = self._fingerprint().memo
+        if not memo:
+            with torch.inference_mode(False), torch.no_grad():  # tensors that any mode can use
+                frame = self.draw_frame(None, None)
+                memo["beginning"] = frame, _copied(self.prepare(frame))
+        return memo["beginning"]
 
     def _prepared(self, state: SetState) -> Any:
         """What `absorb` needs; without a graph derived once and kept with the state."""

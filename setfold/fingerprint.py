@@ -39,6 +39,7 @@ class Fingerprint:
 
     Attributes:
         dtype: of the first weight, which the elements must share; None where there is none.
+        memo: what the encoder has derived from these weights and would derive again and again.
     """
 
     __slots__ = (
@@ -51,6 +52,7 @@ class Fingerprint:
         "_tensors",
         "_versions",
         "dtype",
+        "memo",
     )
 
     def __init__(self, owner: Module, modules: Sequence[Module]) -> None:
@@ -81,6 +83,7 @@ class Fingerprint:
         first = first_tensor(modules)
         self.dtype = None if first is None else first.dtype
         self._digest: str | None = None
+        self.memo: dict[str, Any] = {}
 
     @classmethod
     def from_digest(cls, digest: str | None) -> Fingerprint:
@@ -89,7 +92,7 @@ class Fingerprint:
         self._owner, self.dtype = None, None
         self._names, self._tensors = (), ()
         self._children, self._homes, self._versions = [], [], []
-        self._structure, self._digest = "", digest
+        self._structure, self._digest, self.memo = "", digest, {}
         return self
 
     def belongs_to(self, encoder: Module) -> bool:

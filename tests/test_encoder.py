@@ -17,7 +17,6 @@ SEEN = torch.tensor([[True, True, False, True, False], [False, True, True, False
 
 @pytest.fixture(params=[True, False], ids=["grad", "no grad"])
 def grad(request):
-    """With gradients a chunk is absorbed at once; without, a small one is put aside."""
     with torch.set_grad_enabled(request.param):
         yield request.param
 

@@ -108,6 +108,7 @@ class SlotSetEncoder(StreamingSetEncoder):
         self.aggregates = parse_aggregates(aggregate, weighted=True)
         self.slot_dims = (dim_slot,)
         self.slots_cancel = all(a.cancels for a in self.aggregates)
+        self.reads_mass = any(a.needs_mass for a in self.aggregates)
         self.statistic_names = statistics_of(self.aggregates)
         self.sums_show_all = "sum" in self.statistic_names  # every element enters with a weight
         # Whether it is cheaper to sum elements and project the sums than to sum projected values.
@@ -240,10 +241,9 @@ class SlotSetEncoder(StreamingSetEncoder):
     def finish(self, statistics: Statistics, count: Count, frame: tuple[Tensor, ...]) -> Tensor:
         values, mass = {}, None
         for name, (value,) in statistics.items():
-            if name == "sum":
-                values[name], mass = self._projected(value), value[..., -1]
-            else:
-                values[name] = value
+            values[name] = self._projected(value) if name == "sum" else value
+            if name == "sum" and self.reads_mass:
+                mass = value[..., -1]
         return read(self.aggregates, values, count, mass).to(self.to_value.weight.dtype)
 
     def _projected(self, sums: Tensor) -> Tensor:

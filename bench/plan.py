@@ -1,0 +1,111 @@
+"""What is measured: shapes, sizes, effort, and the bounds that the results are held against."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class Shape(NamedTuple):
+    """Elements (n, d) are pooled into K slots of width d_out."""
+
+    dim_in: int
+    num_slots: int
+    dim_out: int
+
+    def __str__(self) -> str:
+        return f"({self.dim_in}, {self.num_slots}, {self.dim_out})"
+
+
+MIDDLE = Shape(64, 32, 64)
+WIDE = Shape(256, 32, 256)
+NARROW = Shape(5, 16, 64)  # points with a few features: the shape of sets that do not fit in memory
+SHAPES = (MIDDLE, WIDE, NARROW)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes and effort of one run; the defaults are the sizes that the targets speak of.
+
+    Attributes:
+        lengths: sizes n of the sets on which the peers are timed.
+        extreme_length: size of the sets for max and min, which the literal algorithm can bear.
+        rounds: how often each contender gets its turn at most; and at least.
+        budget: seconds after which no further round begins.
+        sample_seconds: a contender that is faster than this is called several times per turn.
+        memory_lengths: sizes n at which memory is measured, ascending.
+        peer_memory_limit: the largest of them that peers are asked for.
+        state_length: size of the one large update on which precisions of the state are compared.
+        pool_chunks, pool_visits: how many distinct chunks are streamed to see rounding errors
+            grow, and how often each of them comes by.
+        short_sets: number of sets in the ragged update.
+        small_updates: length of a chain of small updates.
+    """
+
+    lengths: tuple[int, ...] = (1_000, 10_000, 100_000)
+    extreme_length: int = 20_000
+    rounds: tuple[int, int] = (5, 15)
+    budget: float = 12.0
+    sample_seconds: float = 0.02
+    memory_lengths: tuple[int, ...] = (10_000, 100_000, 1_000_000, 10_000_000)
+    peer_memory_limit: int = 1_000_000
+    state_length: int = 100_000
+    pool_chunks: int = 1_000
+    pool_visits: int = 100
+    short_sets: int = 10_000
+    small_updates: int = 600
+
+
+FULL = Plan()
+QUICK = Plan(
+    lengths=(300, 6_000),
+    extreme_length=500,
+    rounds=(1, 1),
+    budget=0.0,
+    sample_seconds=0.0,
+    memory_lengths=(10_000,),
+    peer_memory_limit=10_000,
+    state_length=10_000,
+    pool_chunks=10,
+    pool_visits=10,
+    short_sets=200,
+    small_updates=60,
+)
+
+
+def power(number: int) -> str:
+    """A round number, briefly.
+
+    >>> power(20_000)
+    '2e4'
+    """
+    return f"{number:.0e}".replace("e+0", "e")
+
+
+CHUNK = 1_000  # elements per update where a stream is measured
+LONGEST_SHORT_SET = 20
+SMALL_LENGTHS = (1, 10, 100)  # elements of one small update
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What the results are held against; speeds are multiples of a named peer's speed."""
+
+    forward: dict[Shape, float] = field(default_factory=lambda: _by_shape(3.5, 7.5, 5.0))
+    training: dict[Shape, float] = field(default_factory=lambda: _by_shape(3.3, 6.5, 5.0))
+    attention: float = 2.0
+    memory_megabytes: float = 10.0
+    memory_growth_megabytes: float = 2.0  # flat: repeated measurements differ by 1.3
+    extreme_forward: float = 4.0
+    extreme_training: float = 10.0
+    state_cost: float = 1.1
+    relative_error: float = 1e-7
+    ragged: float = 5.0
+    small_update: float = 2.0
+
+
+def _by_shape(*bounds: float) -> dict[Shape, float]:
+    return dict(zip(SHAPES, bounds, strict=True))
+
+
+BOUNDS = Bounds()

@@ -1,0 +1,127 @@
+"""Targets 1 and 3: whole sets against every peer, forward and forward+backward."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from bench.peers import ATTENTION, PEERS, Literal, slot_set
+from bench.plan import BOUNDS, SHAPES, Plan, Shape, power
+from bench.results import Cell, Results, Target, pass_name
+from bench.timing import Contender, Timings, interleaved
+
+SUMS, EXTREMA = ("sum", "mean"), ("max", "min")
+AGREEMENT = 1e-4  # relative; contenders that compute different things are not compared
+
+
+def one_pass(module: nn.Module, elements: Tensor, backward: bool) -> Contender:
+    """One call of a module; with backward, also the gradients of all its weights."""
+    module.train(backward)
+
+    def forward() -> None:
+        with torch.no_grad():
+            module(elements)
+
+    def train() -> None:
+        module.zero_grad(set_to_none=True)
+        module(elements).square().sum().backward()
+
+    return train if backward else forward
+
+
+def compare_peers(results: Results, plan: Plan, shape: Shape, length: int, backward: bool) -> None:
+    """Time all peers that can bear n elements on one set."""
+    elements = torch.randn(1, length, shape.dim_in)
+    contenders = {
+        peer.name: one_pass(peer.build(shape), elements, backward)
+        for peer in PEERS.values()
+        if peer.bears(length)
+    }
+    results.cells.append(Cell(shape, length, backward, interleaved(contenders, plan)))
+
+
+def judge_sums(results: Results, plan: Plan) -> None:
+    """Target 1: sum and mean on the longest sets, from the cells that have been measured."""
+    longest = [cell for cell in results.cells if cell.length == max(plan.lengths)]
+    for cell in sorted(longest, key=lambda cell: cell.backward):
+        bounds = BOUNDS.training if cell.backward else BOUNDS.forward
+        wanted = {"literal": bounds[cell.shape], "SDPA": BOUNDS.attention}
+        for whom, bound in wanted.items():
+            claim = f"{pass_name(cell.backward)} vs {whom}, n = {power(cell.length)}"
+            ratios = _advantages(cell.timings, SUMS, whom)
+            by_default = results.defaults.get((f"sums, {whom}", cell.shape, cell.backward))
+            results.targets.append(_worst(1, claim, ratios, bound, cell.shape, by_default))
+
+
+def compare_extrema(results: Results, plan: Plan, shape: Shape, backward: bool) -> None:
+    """Target 3: max and min against the literal form, which holds n x K x d_out numbers."""
+    timings = _time_aggregates(EXTREMA, plan, shape, plan.extreme_length, backward)
+    claim = f"{pass_name(backward)} vs literal, n = {power(plan.extreme_length)}"
+    bound = BOUNDS.extreme_training if backward else BOUNDS.extreme_forward
+    by_default = results.defaults.get(("extrema, literal", shape, backward))
+    ratios = _advantages(timings, EXTREMA, "literal")
+    results.targets.append(_worst(3, claim, ratios, bound, shape, by_default))
+
+
+def compare_by_default(results: Results, plan: Plan, shape: Shape, backward: bool) -> None:
+    """Targets 1 and 3 before the allocator is told anything; only noted, not judged by."""
+    sums = _time_aggregates(SUMS, plan, shape, max(plan.lengths), backward)
+    extrema = _time_aggregates(EXTREMA, plan, shape, plan.extreme_length, backward)
+    for kind, timings, aggregates, whom in (
+        ("sums", sums, SUMS, "literal"),
+        ("sums", sums, SUMS, "SDPA"),
+        ("extrema", extrema, EXTREMA, "literal"),
+    ):
+        ratios = _advantages(timings, aggregates, whom)
+        results.defaults[f"{kind}, {whom}", shape, backward] = min(ratios.values())
+
+
+def _time_aggregates(
+    aggregates: tuple[str, ...], plan: Plan, shape: Shape, length: int, backward: bool
+) -> Timings:
+    """setfold and the literal algorithm; beside sums also attention, which has no other form."""
+    elements = torch.randn(1, length, shape.dim_in)
+    modules: dict[str, nn.Module] = {}
+    for name in aggregates:
+        modules[f"setfold {name}"] = slot_set(shape, name)
+        modules[f"literal {name}"] = Literal(shape, name)
+    if aggregates == SUMS:
+        modules[ATTENTION] = PEERS[ATTENTION].build(shape)
+    passes = {name: one_pass(module, elements, backward) for name, module in modules.items()}
+    return interleaved(passes, plan)
+
+
+def _advantages(timings: Timings, aggregates: tuple[str, ...], whom: str) -> dict[str, float]:
+    """By aggregate, how many times faster than a peer setfold is."""
+    peer = {name: ATTENTION if whom == "SDPA" else f"literal {name}" for name in aggregates}
+    return {name: timings.ratio(peer[name], f"setfold {name}") for name in aggregates}
+
+
+def check_agreement() -> None:
+    """Refuse to compare unless setfold and the literal algorithm compute the same."""
+    for shape in SHAPES:
+        for aggregate in (*SUMS, *EXTREMA):
+            encoder, literal = slot_set(shape, aggregate), Literal(shape, aggregate)
+            literal.load_state_dict(encoder.state_dict())
+            elements = torch.randn(1, 300, shape.dim_in)
+            with torch.no_grad():
+                found, wanted = encoder(elements), literal(elements)
+            error = float((found - wanted).abs().max() / wanted.abs().max())
+            if error > AGREEMENT:
+                raise RuntimeError(
+                    f"setfold and the literal algorithm differ by {error:.1e} in {aggregate}, "
+                    f"shape {shape}: their times cannot be compared."
+                )
+
+
+def _worst(
+    number: int,
+    claim: str,
+    ratios: dict[str, float],
+    bound: float,
+    shape: Shape,
+    by_default: float | None,
+) -> Target:
+    detail = ", ".join(f"{name} {ratio:.2f}×" for name, ratio in ratios.items())
+    worst = min(ratios.values())
+    return Target(number, claim, worst, bound, shape=shape, by_default=by_default, detail=detail)

@@ -1,0 +1,68 @@
+"""Targets 5 and 6: many short sets at once, and many small updates of one set."""
+
+from __future__ import annotations
+
+import torch
+
+from bench.peers import Literal, slot_set
+from bench.plan import BOUNDS, LONGEST_SHORT_SET, Plan, Shape, power
+from bench.results import Results, Target
+from bench.timing import interleaved
+
+
+def compare_ragged(results: Results, plan: Plan, shape: Shape) -> None:
+    """Target 5: one ragged update of many short sets, against one update per set.
+
+    The rows of the ragged call come in random order; the loop gets its sets sorted out, and its
+    updates begin from one empty state, so that nothing is derived again for each set.
+    """
+    encoder = slot_set(shape, "mean")
+    lengths = torch.randint(0, LONGEST_SHORT_SET + 1, (plan.short_sets,))
+    index = torch.arange(plan.short_sets).repeat_interleave(lengths)
+    elements = torch.randn(len(index), shape.dim_in)
+    sets = [part.unsqueeze(0) for part in elements.split(lengths.tolist())]
+    order = torch.randperm(len(index))
+    shuffled, index = elements[order], index[order]
+    one, all_sets = encoder.initial_state(), encoder.initial_state(plan.short_sets)
+
+    def ragged() -> None:
+        with torch.no_grad():
+            _ = encoder.update(all_sets, shuffled, index=index).statistics
+
+    def loop() -> None:
+        with torch.no_grad():
+            for part in sets:
+                _ = encoder.update(one, part).statistics  # asked for, so nothing stays put aside
+
+    timings = interleaved({"ragged": ragged, "loop": loop}, plan)
+    claim = f"{power(plan.short_sets)} sets of 0-{LONGEST_SHORT_SET} vs a loop"
+    ratio = timings.ratio("loop", "ragged")
+    results.targets.append(Target(5, claim, ratio, BOUNDS.ragged, shape=shape))
+
+
+def compare_small_updates(results: Results, plan: Plan, shape: Shape, length: int) -> None:
+    """Target 6: a chain of small updates, against the literal algorithm and a running sum."""
+    encoder, literal = slot_set(shape, "sum"), Literal(shape, "sum")
+    literal.load_state_dict(encoder.state_dict())
+    chunks = torch.randn(plan.small_updates, 1, length, shape.dim_in).unbind()
+    empty = encoder.initial_state()
+
+    def ours() -> None:
+        state = empty
+        with torch.no_grad():
+            for chunk in chunks:
+                state = encoder.update(state, chunk)
+        _ = state.statistics  # absorbs what is still put aside
+
+    def theirs() -> None:
+        total = torch.zeros(1, shape.num_slots, shape.dim_out)
+        with torch.no_grad():
+            for chunk in chunks:
+                total = total + literal(chunk)
+
+    timings = interleaved({"ours": ours, "theirs": theirs}, plan)
+    claim = f"update of {length} vs literal step"
+    micro = 1e6 / plan.small_updates
+    detail = f"{timings.seconds('ours') * micro:.0f} µs, literal {timings.seconds('theirs') * micro:.0f} µs"
+    ratio = timings.ratio("theirs", "ours")
+    results.targets.append(Target(6, claim, ratio, BOUNDS.small_update, shape=shape, detail=detail))
