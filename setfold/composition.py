@@ -44,10 +44,11 @@ class Composition(StreamingSetEncoder):
         self.head = head
         self.dim_in = encoder.dim_in if features is None else None
         self.aggregates = encoder.aggregates
+        self.has_features = features is not None or encoder.has_features
         self.slot_dims = encoder.slot_dims
         self.slot_axis = encoder.slot_axis if head is None else None
         self.slots_cancel = encoder.slots_cancel and head is None
-        self.defers = encoder.defers and features is None
+        self.defers = encoder.defers and not self.has_features
         self.sums_show_all = encoder.sums_show_all and features is None  # features may hide it
         if encoder.slots_cancel and _begins_with_pool(head):
             warnings.warn(

@@ -22,23 +22,22 @@ slot size, N rows of a ragged batch.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial, reduce
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from setfold.absorbing import absorb_dense, combine_with
 from setfold.aggregate import STATISTICS, Aggregate, Count, Statistics, join, remove
 from setfold.chunk import Chunk
 from setfold.errors import InputError, StateMismatchError
 from setfold.fingerprint import Fingerprint, fingerprint_of, first_tensor
 from setfold.frame import check_context, checked_slots
-from setfold.kernels.ragged import group_by_length
 from setfold.state import SetState
 
-FEATURE_ROWS = 1 << 16  # elements that go through a feature network at once when no graph is kept
 SMALL_CHUNK = 1 << 13  # numbers in a chunk that is put aside rather than absorbed at once
 PENDING_BYTES = 1 << 18  # what a state may have put aside before it absorbs it all together
 ORDINARY = 1e30  # larger numbers might overflow when they are summed, so they are never put aside
@@ -58,6 +57,7 @@ class StreamingSetEncoder(SetEncoder):
     Attributes:
         dim_in: width d of the elements; None where a feature network decides.
         aggregates: what is read from the state.
+        has_features: whether `featurize` does anything.
         slot_dims: the slot size h of each level; empty without slots.
         slot_axis: the axis of the encoding along which slots lie, None if they are mixed.
         slots_cancel: whether attention vanishes when the slots are added up.
@@ -68,6 +68,7 @@ class StreamingSetEncoder(SetEncoder):
 
     dim_in: int | None
     aggregates: tuple[Aggregate, ...]
+    has_features: bool = False
     slot_dims: tuple[int, ...] = ()
     slot_axis: int | None = None
     slots_cancel: bool = False
@@ -139,7 +140,7 @@ class StreamingSetEncoder(SetEncoder):
             raise InputError(f"batch_size must be 0 or more; got {batch_size}.")
         prepared = None
         if slots is None and num_slots is None and generator is None:
-            frame, prepared = self._beginning()
+            frame, prepared = self.begin()
         elif slots is None:
             frame = self.draw_frame(num_slots, generator)
         else:
@@ -256,13 +257,13 @@ class StreamingSetEncoder(SetEncoder):
         like = first_tensor(self.shaping_modules())
         if like is not None:
             chunk.refuse_foreign(like.device, like.dtype)
-        frame, prepared = self._beginning()
+        frame, prepared = self.begin()
         if chunk.is_empty():
             nothing = torch.zeros(batch_size, dtype=torch.long, device=elements.device)
             return self.finish(self.identity(batch_size, frame), nothing, frame)
         self._refuse_hidden(chunk)
         prepared = self.prepare(frame) if prepared is None else prepared
-        found = self._absorb_dense(chunk.elements, mask, context, prepared)
+        found = absorb_dense(self, chunk.elements, mask, context, prepared)
         chunk.refuse_broken(found)
         return self.finish(found, chunk.count(), frame)
 
@@ -298,7 +299,7 @@ class StreamingSetEncoder(SetEncoder):
         # NaN compares as false, so whatever is odd takes the ordinary way, which says what it is
         if not np.abs(elements.detach().numpy()).max() < ORDINARY:
             return None
-        absorb = partial(self.absorb, mask=None, prepared=self._prepared(state))
+        absorb = partial(self.absorb, mask=None, prepared=self.prepared_for(state))
         return state.put_aside(elements, state.count + elements.shape[1], absorb)
 
     def _combined(
@@ -316,68 +317,16 @@ class StreamingSetEncoder(SetEncoder):
         if chunk.is_empty():
             return state
         self._refuse_hidden(chunk)
-        if chunk.index is None and not state.has_own_slots:
-            prepared = self._prepared(state)
-            found = self._absorb_dense(chunk.elements, chunk.mask, state.context, prepared)
-            statistics = combine(state.statistics, found)
-            chunk.refuse_broken(statistics)
-        else:
-            statistics = {n: tuple(p.clone() for p in ps) for n, ps in state.statistics.items()}
-            for sets, found in self._summaries(state, chunk):
-                held = {n: tuple(p[sets] for p in ps) for n, ps in statistics.items()}
-                combined = combine(held, found)
-                chunk.refuse_broken(combined)
-                for name, parts in combined.items():
-                    for whole, part in zip(statistics[name], parts, strict=True):
-                        whole[sets] = part
+        statistics = combine_with(self, state, chunk, combine)
         return state.with_statistics(statistics, combine_counts(state.count, chunk.count()))
 
-    def _summaries(self, state: SetState, chunk: Chunk) -> Iterator[tuple[Tensor, Statistics]]:
-        """What a chunk adds to some of the sets at a time."""
-        if state.has_own_slots:
-            for number in range(state.batch_size):
-                alone, some, shown = state[number], *chunk.one_set(number)
-                if some.numel():
-                    prepared = self.prepare(alone.frame)
-                    found = self._absorb_dense(some, shown, alone.context, prepared)
-                    yield torch.tensor([number], device=some.device), found
-            return
-        assert chunk.index is not None
-        elements, context, prepared = chunk.elements, state.context, self._prepared(state)
-        if context is None:  # before the rows are sorted into sets
-            step = elements.shape[0] if torch.is_grad_enabled() else FEATURE_ROWS
-            pieces = elements.unsqueeze(0).split(step, 1)
-            elements = torch.cat([self.featurize(p, None, None) for p in pieces], 1).squeeze(0)
-        for sets, rows, shown in group_by_length(chunk.index, state.batch_size):
-            some = elements[rows]  # (b, length, d)
-            if context is not None:
-                some = self.featurize(some, shown, context[sets])
-            yield sets, self.absorb(some, shown, prepared)
-
-    def _absorb_dense(
-        self, elements: Tensor, mask: Tensor | None, context: Tensor | None, prepared: Any
-    ) -> Statistics:
-        """Featurize and absorb; without a graph, some rows at a time, so that memory stays flat."""
-        if type(self).featurize is StreamingSetEncoder.featurize:
-            return self.absorb(elements, mask, prepared)
-        step = max(1, FEATURE_ROWS // elements.shape[0])
-        if torch.is_grad_enabled() or elements.shape[1] <= step:
-            return self.absorb(self.featurize(elements, mask, context), mask, prepared)
-        pieces = elements.split(step, 1)
-        masks = [None] * len(pieces) if mask is None else mask.split(step, 1)
-        absorbed = (
-            self.absorb(self.featurize(piece, shown, context), shown, prepared)
-            for piece, shown in zip(pieces, masks, strict=True)
-            if shown is None or bool(shown.any())
-        )
-        return reduce(join, absorbed)
-
-    def _beginning(self) -> tuple[tuple[Tensor, ...], Any]:
+    def begin(self) -> tuple[tuple[Tensor, ...], Any]:
         """The frame and, where it is known already, what `absorb` needs of it.
 
         In evaluation and without a graph both follow from the weights, so they are derived once.
         """
-        if self.training or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        drawn = any(module.training for module in self.shaping_modules())
+        if drawn or torch.is_grad_enabled() or torch.compiler.is_compiling():
             return self.draw_frame(None, None), None
         memo = self._fingerprint().memo
         if not memo:
@@ -386,7 +335,7 @@ class StreamingSetEncoder(SetEncoder):
                 memo["beginning"] = frame, _copied(self.prepare(frame))
         return memo["beginning"]
 
-    def _prepared(self, state: SetState) -> Any:
+    def prepared_for(self, state: SetState) -> Any:
         """What `absorb` needs; without a graph derived once and kept with the state."""
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
             return self.prepare(state.frame)
@@ -414,7 +363,8 @@ class StreamingSetEncoder(SetEncoder):
             raise StateMismatchError(
                 f"this state was not made by this {type(self).__name__} as it is now: its aggregate "
                 f"({'+'.join(state.aggregate)}) or its weights differ. States do not survive a "
-                "change of weights; fold the set anew with encoder.initial_state()."
+                "change of weights; fold the set anew with encoder.initial_state(). (BatchNorm in "
+                "training mode changes with every chunk: call model.eval().)"
             )
         return state.with_statistics(state.statistics, state.count, mine)
 

@@ -126,7 +126,7 @@ def _head(path: Path, text: str | None) -> dict[str, Any]:
         head = json.loads(text)
         version = head["version"]
         head["kind"], head["description"]
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
+    except (KeyError, TypeError, RecursionError, json.JSONDecodeError) as error:
         raise FileError(f"{path} is corrupt: its header cannot be read. Write it anew.") from error
     if version != FORMAT_VERSION:
         raise FileError(

@@ -3,6 +3,9 @@
 Two states may be merged only if the same weights made both. Within a process that is told by the
 identity and version counters of the parameters, for next to nothing; across processes and days by
 a digest of them, which is computed when it is first asked for.
+
+What torch itself cannot see is not seen here either: writing through `parameter.data`, and an
+attribute of a module of your own that its `extra_repr` does not show.
 """
 
 from __future__ import annotations
@@ -121,7 +124,8 @@ class Fingerprint:
                 raise StateMismatchError(
                     "the encoder's weights have changed since this state was begun, so which weights "
                     "shaped it can no longer be told. Save or merge states before the next optimiser "
-                    "step, or make them under torch.no_grad()."
+                    "step, or make them under torch.no_grad(). (BatchNorm in training mode changes with "
+                    "every chunk: call model.eval().)"
                 )
             named = dict(zip(self._names, self._tensors, strict=True))
             self._digest = digest_of(named, self._structure)

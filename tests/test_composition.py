@@ -110,7 +110,7 @@ class Reshaped(nn.Module):
 
 @pytest.mark.usefixtures("grad")
 def test_features_need_not_know_what_to_make_of_nothing(monkeypatch):
-    monkeypatch.setattr("setfold.encoder.FEATURE_ROWS", 4)
+    monkeypatch.setattr("setfold.absorbing.FEATURE_ROWS", 4)
     model, elements = compose(Reshaped()), draw(2, 6, 3, 1)
     for length in (0, 1):
         seen = torch.arange(6).expand(2, 6) < length
@@ -273,7 +273,7 @@ def test_slot_pool_adds_up_or_averages_slots():
 @pytest.fixture
 def seen_rows(monkeypatch):
     """The number of elements in every call of the features, with room for ten at a time."""
-    monkeypatch.setattr("setfold.encoder.FEATURE_ROWS", 10)
+    monkeypatch.setattr("setfold.absorbing.FEATURE_ROWS", 10)
     return []
 
 

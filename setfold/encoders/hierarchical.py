@@ -87,6 +87,14 @@ class HierarchicalSlotSetEncoder(StreamingSetEncoder):
             frame += level.draw_frame(None, generator if level.slots == "random" else None)
         return frame
 
+    def begin(self) -> tuple[tuple[Tensor, ...], Any]:
+        """The first level begins as it does alone; the others' weights may change under a state."""
+        first, *others = self._encoders
+        frame, prepared = first.begin()
+        for level in others:
+            frame += level.draw_frame(None, None)
+        return frame, prepared
+
     def prepare(self, frame: tuple[Tensor, ...]) -> Prepared:
         return self._encoders[0].prepare(frame[:1])
 

@@ -55,6 +55,11 @@ def save(model: nn.Module, path: str | Path) -> None:
         raise DescriptionError(
             f"{type(model).__name__} has weights its constructor does not make: {extra}."
         )
+    if str(twin) != str(model):
+        raise DescriptionError(
+            f"{type(model).__name__} cannot be rebuilt from its constructor arguments: it would be\n{twin}\n"
+            f"instead of\n{model}"
+        )
     description = {"structure": structure, "dtype": str(_dtype_of(model)).removeprefix("torch.")}
     files.write(path, "model", weights, description)
 

@@ -1,0 +1,112 @@
+"""How a chunk becomes statistics: all sets at once, sets of one length at a time, or one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import reduce
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from setfold.aggregate import Statistics, join
+from setfold.chunk import Chunk
+from setfold.kernels.ragged import group_by_length
+from setfold.state import SetState
+
+FEATURE_ROWS = 1 << 16  # elements that go through a feature network at once when no graph is kept
+
+
+class Absorber(Protocol):
+    """What of an encoder is needed here; encoder.py says what each does."""
+
+    has_features: bool
+
+    def absorb(self, elements: Tensor, mask: Tensor | None, prepared: Any) -> Statistics: ...
+    def featurize(
+        self, elements: Tensor, mask: Tensor | None, context: Tensor | None
+    ) -> Tensor: ...
+    def prepare(self, frame: tuple[Tensor, ...]) -> Any: ...
+    def prepared_for(self, state: SetState) -> Any: ...
+
+
+def combine_with(
+    encoder: Absorber,
+    state: SetState,
+    chunk: Chunk,
+    combine: Callable[[Statistics, Statistics], Statistics],
+) -> Statistics:
+    """The state's statistics joined with a chunk's, or relieved of them.
+
+    Raises:
+        NonFiniteError: the result is not finite. The state is as it was.
+    """
+    if chunk.index is None and not state.has_own_slots:
+        prepared = encoder.prepared_for(state)
+        found = absorb_dense(encoder, chunk.elements, chunk.mask, state.context, prepared)
+        statistics = combine(state.statistics, found)
+        chunk.refuse_broken(statistics)
+        return statistics
+    statistics = {name: tuple(p.clone() for p in ps) for name, ps in state.statistics.items()}
+    one_by_one = _set_by_set if state.has_own_slots else _length_by_length
+    for sets, found in one_by_one(encoder, state, chunk):
+        held = {name: tuple(p[sets] for p in ps) for name, ps in statistics.items()}
+        combined = combine(held, found)
+        chunk.refuse_broken(combined)
+        for name, parts in combined.items():
+            for whole, part in zip(statistics[name], parts, strict=True):
+                whole[sets] = part
+    return statistics
+
+
+def absorb_dense(
+    encoder: Absorber,
+    elements: Tensor,
+    mask: Tensor | None,
+    context: Tensor | None,
+    prepared: Any,
+) -> Statistics:
+    """Featurize and absorb; without a graph, some rows at a time, so that memory stays flat."""
+    step = max(1, FEATURE_ROWS // elements.shape[0])
+    at_once = torch.is_grad_enabled() or torch.compiler.is_compiling() or elements.shape[1] <= step
+    if at_once or not encoder.has_features:
+        return encoder.absorb(encoder.featurize(elements, mask, context), mask, prepared)
+    pieces = elements.split(step, 1)
+    masks = [None] * len(pieces) if mask is None else mask.split(step, 1)
+    absorbed = (
+        encoder.absorb(encoder.featurize(piece, shown, context), shown, prepared)
+        for piece, shown in zip(pieces, masks, strict=True)
+        if shown is None or bool(shown.any())
+    )
+    return reduce(join, absorbed)
+
+
+def _set_by_set(
+    encoder: Absorber, state: SetState, chunk: Chunk
+) -> Iterator[tuple[Tensor, Statistics]]:
+    """What a chunk adds to each set, where each has slots of its own."""
+    for number in range(state.batch_size):
+        alone, elements, mask = state[number], *chunk.one_set(number)
+        if elements.numel():
+            prepared = encoder.prepare(alone.frame)
+            found = absorb_dense(encoder, elements, mask, alone.context, prepared)
+            yield torch.tensor([number], device=elements.device), found
+
+
+def _length_by_length(
+    encoder: Absorber, state: SetState, chunk: Chunk
+) -> Iterator[tuple[Tensor, Statistics]]:
+    """What a ragged chunk adds to the sets of each length, which make dense batches."""
+    assert chunk.index is not None
+    elements, context, prepared = chunk.elements, state.context, encoder.prepared_for(state)
+    if (
+        encoder.has_features and context is None
+    ):  # each row on its own, so before the rows are sorted into sets
+        step = elements.shape[0] if torch.is_grad_enabled() else FEATURE_ROWS
+        pieces = elements.unsqueeze(0).split(step, 1)
+        elements = torch.cat([encoder.featurize(p, None, None) for p in pieces], 1).squeeze(0)
+    for sets, rows, mask in group_by_length(chunk.index, state.batch_size):
+        some = elements[rows]  # (b, length, d)
+        if context is not None:
+            some = encoder.featurize(some, mask, context[sets])
+        yield sets, encoder.absorb(some, mask, prepared)
