@@ -44,7 +44,7 @@ def steps(plan: Plan) -> list[Step]:
     found.append(Step("sum and mean", partial(speed.judge_sums, plan=plan)))
     if memory.can_measure():
         for name, length in memory.points(plan):
-            run = partial(memory.measure, name=name, length=length)
+            run = partial(memory.measure, plan=plan, name=name, length=length)
             found.append(Step(f"memory, {name}, n = {length:,}", run))
         found.append(Step("memory", partial(memory.judge, plan=plan)))
     for backward, shape in product((False, True), SHAPES):

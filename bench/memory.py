@@ -31,7 +31,6 @@ STREAM = "setfold, streamed"
 PEER_NAMES = ("literal mean", ATTENTION, SEEDS)
 WARM_UP_LENGTH = 5_000  # long enough for the kernels that long sets take
 STREAM_CHUNK = 10_000
-GROWTH_FROM = 100_000  # below, a set may be smaller than the buffers for one
 RESET = Path("/proc/self/clear_refs")
 
 
@@ -94,8 +93,13 @@ def points(plan: Plan) -> list[tuple[str, int]]:
     return ours + [(name, n) for name in PEER_NAMES for n in within]
 
 
-def measure(results: Results, name: str, length: int) -> None:
-    """Have a process of its own measure one point."""
+def measure(results: Results, plan: Plan, name: str, length: int) -> None:
+    """Have processes of their own measure one point."""
+    samples = tuple(_measured_elsewhere(name, length) for _ in range(plan.memory_repeats))
+    results.memory.append(MemoryPoint(name, length, samples))
+
+
+def _measured_elsewhere(name: str, length: int) -> float:
     command = [sys.executable, "-W", "ignore", "-m", "bench.memory", name, str(length)]
     root = Path(__file__).resolve().parent.parent
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -104,20 +108,19 @@ def measure(results: Results, name: str, length: int) -> None:
     )
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr.strip()}")
-    results.memory.append(MemoryPoint(name, length, int(done.stdout) / MEGABYTE))
+    return int(done.stdout) / MEGABYTE
 
 
 def judge(results: Results, plan: Plan) -> None:
     """Target 2: little, and no more for more elements."""
     found = {(point.name, point.length): point.megabytes for point in results.memory}
     last = max(plan.memory_lengths)
-    first = min(n for n in plan.memory_lengths if n >= min(GROWTH_FROM, last))
+    first = min(plan.memory_lengths)
     what = {OURS: "forward+backward", STREAM: "streamed"}
     for name, doing in what.items():
         claim = f"{doing}, n = {power(last)}"
         results.targets.append(_target(claim, found[name, last], BOUNDS.memory_megabytes))
-        larger = [found[name, n] for n in plan.memory_lengths if n >= first]
-        growth = max(larger) - found[name, first]
+        growth = max(found[name, n] for n in plan.memory_lengths) - found[name, first]
         claim = f"growth from n = {power(first)}, {doing}"
         results.targets.append(_target(claim, growth, BOUNDS.memory_growth_megabytes))
 

@@ -51,7 +51,7 @@ def write(results: Results, facts: Facts, directory: Path) -> None:
         "about": {**facts, "memory recycled": results.recycling},
         "targets": [target.described() for target in results.targets],
         "peers": [cell.described() for cell in results.cells],
-        "memory": [asdict(point) for point in results.memory],
+        "memory": [{**asdict(point), "median": point.megabytes} for point in results.memory],
     }
     (directory / "results.json").write_text(json.dumps(found, indent=2) + "\n")
     (directory / "table.md").write_text(_markdown(results, facts))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from statistics import median
 from typing import Any
 
 from bench.peers import OURS
@@ -35,11 +36,15 @@ class Cell:
 
 @dataclass(frozen=True)
 class MemoryPoint:
-    """Peak memory above the input and the warmed-up process."""
+    """Peak memory above the input and the warmed-up process, in megabytes, one per process."""
 
     name: str
     length: int
-    megabytes: float
+    samples: tuple[float, ...]
+
+    @property
+    def megabytes(self) -> float:
+        return median(self.samples)
 
 
 TITLES = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
@@ -65,6 +67,8 @@ def compare_extrema(results: Results, plan: Plan, shape: Shape, backward: bool) 
 
 def compare_by_default(results: Results, plan: Plan, shape: Shape, backward: bool) -> None:
     """Targets 1 and 3 before the allocator is told anything; only noted, not judged by."""
+    fewest, most = plan.rounds
+    plan = replace(plan, rounds=(min(fewest, 3), min(most, 5)), budget=plan.budget / 2)
     sums = _time_aggregates(SUMS, plan, shape, max(plan.lengths), backward)
     extrema = _time_aggregates(EXTREMA, plan, shape, plan.extreme_length, backward)
     for kind, timings, aggregates, whom in (

@@ -13,7 +13,8 @@ from statistics import median
 from bench.plan import Plan
 
 Contender = Callable[[], object]
-WARM_UP_CALLS = 2
+WARM_UP_CALLS = 3
+LONG_CALL = 1.0  # seconds; whoever takes longer is warm after one call
 
 
 @dataclass(frozen=True)
@@ -63,9 +64,10 @@ def interleaved(contenders: Mapping[str, Contender], plan: Plan) -> Timings:
 
 def _calls(run: Contender, plan: Plan) -> int:
     """Calls per turn: enough of them to be longer than the clock's and the caller's noise."""
-    for _ in range(WARM_UP_CALLS if plan.rounds[1] > 1 else 1):
-        run()
-    once = _seconds(run, 1)
+    for _ in range(WARM_UP_CALLS):
+        once = _seconds(run, 1)
+        if once > LONG_CALL:
+            break
     return max(1, math.ceil(plan.sample_seconds / max(once, 1e-9)))
 
 
