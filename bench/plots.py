@@ -86,13 +86,13 @@ def _draw_memory(results: Results, path: Path) -> None:
         shown = sorted((p.length, p.megabytes) for p in results.memory if p.name == name)
         # a logarithmic axis has no place for 0, which a tiny set can measure as
         heights = [max(megabytes, 0.01) for _, megabytes in shown]
-        label = name if name == STREAM else f"{name}, forward+backward"
+        label = f"{name}, {'forward' if name == STREAM else 'forward+backward'}"
         axes.plot([n for n, _ in shown], heights, label=label, **styles[name])
     _finish_axes(axes)
     axes.set_ylim(bottom=0.3)
     axes.set_xlabel("elements n")
     axes.set_ylabel("peak memory above the input (MB)")
-    axes.set_title("Memory to train on one set of n elements, d = 5, K = 16, d_out = 64")
+    axes.set_title("Memory for one set of n elements, d = 5, K = 16, d_out = 64")
     figure.legend(loc="lower center", ncols=2, frameon=False)
     figure.tight_layout(rect=(0, 0.14, 1, 1))
     _save(figure, path)

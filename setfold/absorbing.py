@@ -20,8 +20,8 @@ FEATURE_ROWS = 1 << 16  # elements that go through a feature network at once whe
 class Absorber(Protocol):
     """What of an encoder is needed here; encoder.py says what each does."""
 
-    has_features: bool
-
+    @property
+    def has_features(self) -> bool: ...
     def absorb(self, elements: Tensor, mask: Tensor | None, prepared: Any) -> Statistics: ...
     def featurize(
         self, elements: Tensor, mask: Tensor | None, context: Tensor | None

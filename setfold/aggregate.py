@@ -15,6 +15,7 @@ aggregates costs no more state than it must.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from setfold.errors import InputError, NotRemovableError
+from setfold.errors import InputError, NonFiniteError, NotRemovableError
 from setfold.kernels.precision import accumulator_dtype
 
 Parts = tuple[Tensor, ...]  # the tensors of one statistic, each (B, ...)
@@ -122,6 +123,19 @@ def remove(left: Statistics, right: Statistics) -> Statistics:
     return {name: STATISTICS[name].remove(parts, right[name]) for name, parts in left.items()}
 
 
+def refuse_non_finite(found: Statistics) -> None:
+    """Raise if statistics are not finite; where an empty set is infinite, that is allowed."""
+    for name, parts in found.items():
+        for part in parts:
+            empty = STATISTICS[name].empty
+            shown = part if math.isfinite(empty) else torch.where(part == empty, 0, part)
+            if not math.isfinite(shown.detach().sum().item()) and not bool(shown.isfinite().all()):
+                raise NonFiniteError(
+                    f"the elements are finite, but their {name} is not: they are too large, or the feature "
+                    "network makes NaN or infinity of them. The state is as it was."
+                )
+
+
 @dataclass(frozen=True)
 class Aggregate:
     """One way of reading a statistic.
@@ -187,7 +201,8 @@ def parse_aggregates(aggregate: str | Sequence[str], *, weighted: bool) -> tuple
     >>> [a.name for a in parse_aggregates(["weighted_mean", "max"], weighted=True)]
     ['weighted_mean', 'max']
     """
-    names = (aggregate,) if isinstance(aggregate, str) else tuple(aggregate)
+    alone = isinstance(aggregate, str) or not isinstance(aggregate, Sequence)
+    names: tuple[Any, ...] = (aggregate,) if alone else tuple(aggregate)
     allowed = [a.name for a in AGGREGATES.values() if weighted or not a.needs_mass]
     unknown = [name for name in names if name not in allowed]
     if unknown or not names or len(set(names)) < len(names):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from setfold.aggregate import STATISTICS, Count, Statistics
+from setfold.aggregate import Count, Statistics, refuse_non_finite
 from setfold.errors import InputError, NonFiniteError
 
 
@@ -28,7 +28,7 @@ class Chunk:
         mask: Tensor | None,
         index: Tensor | None,
         *,
-        sets: int,
+        sets: int | None,
         width: int | None,
     ) -> Chunk:
         """Check shapes, dtypes and ranges; blank out what the mask hides.
@@ -37,20 +37,20 @@ class Chunk:
             elements: (B, n, d) or, with an index, (N, d).
             mask: (B, n) bool, True where present.
             index: (N,) integers in [0, sets).
-            sets: the number B of sets of the state.
+            sets: the number B of sets of the state; None for as many as come.
             width: the d that the encoder takes, or None for any trailing shape.
         """
         for name, given in (("elements", elements), ("mask", mask), ("index", index)):
             if not (isinstance(given, Tensor) or (given is None and name != "elements")):
                 raise InputError(f"{name} must be a tensor; got {type(given).__name__}.")
         if index is not None:
-            return cls._checked_ragged(elements, mask, index, sets, width)
+            return cls._checked_ragged(elements, mask, index, sets or 0, width)
         shape = elements.shape
         fits = len(shape) >= 3 if width is None else len(shape) == 3 and shape[2] == width
-        if not fits or shape[0] != sets:
+        if not fits or (sets is not None and shape[0] != sets):
+            expected = f"({'B' if sets is None else sets}, n, {'...' if width is None else width})"
             raise InputError(
-                f"elements must be ({sets}, n, {'...' if width is None else width}), for the {sets} "
-                f"sets of the state; got {tuple(shape)}.{_advice(elements, sets, width)}"
+                f"elements must be {expected}; got {tuple(shape)}.{_advice(elements, sets, width)}"
             )
         if mask is not None:
             if mask.dtype != torch.bool or mask.shape != shape[:2]:
@@ -62,7 +62,7 @@ class Chunk:
                 raise InputError(f"mask is on {mask.device}, elements on {elements.device}.")
             hidden = ~mask.reshape(*shape[:2], *(1,) * (len(shape) - 2))
             elements = elements.masked_fill(hidden, 0)  # padding may hold anything, NaN too
-        return cls(elements, mask, None, sets)
+        return cls(elements, mask, None, shape[0])
 
     @classmethod
     def _checked_ragged(
@@ -131,19 +131,23 @@ class Chunk:
             )
 
     def refuse_broken(self, found: Statistics) -> None:
-        """Raise if what was made of the chunk is not finite."""
-        for name, parts in found.items():
-            shown = parts[0]
-            if name != "sum":  # an empty set is infinite there, and nothing else may be
-                shown = torch.where(shown == STATISTICS[name].empty, 0, shown)
-            self.refuse_non_finite(shown, name)
+        """Raise if what was made of the chunk is not finite, and say which element it was."""
+        if torch.compiler.is_compiling() or self.elements.is_meta:
+            return
+        try:
+            refuse_non_finite(found)
+        except NonFiniteError:
+            self._refuse_elements()
+            raise
 
-    def refuse_non_finite(self, probe: Tensor, name: str | None = None) -> None:
-        """Raise if a tensor is not finite, judged by its sum; only then look closer."""
-        if torch.compiler.is_compiling() or probe.is_meta:
+    def refuse_non_finite(self) -> None:
+        """Raise if an element is not finite, judged by their sum; only then look closer."""
+        if torch.compiler.is_compiling() or self.elements.is_meta:
             return
-        if math.isfinite(probe.detach().sum().item()) or bool(probe.isfinite().all()):
-            return
+        if not math.isfinite(self.elements.detach().sum().item()):
+            self._refuse_elements()
+
+    def _refuse_elements(self) -> None:
         wrong = ~torch.isfinite(self.elements)
         if bool(wrong.any()):
             place = tuple(wrong.nonzero()[0].tolist())
@@ -151,20 +155,16 @@ class Chunk:
                 f"elements must be finite; elements{list(place)} is {self.elements[place].item()} "
                 f"({int(wrong.sum())} such numbers in the chunk). Clean the chunk or mask those "
                 "elements out; the state is as it was."
-            )
-        if name is not None:
-            raise NonFiniteError(
-                f"the elements are finite, but their {name} is not: they are too large, or the feature "
-                "network makes NaN or infinity of them. The state is as it was."
-            )
+            ) from None
 
 
-def _advice(elements: Tensor, sets: int, width: int | None) -> str:
+def _advice(elements: Tensor, sets: int | None, width: int | None) -> str:
     """What a newcomer most often meant."""
-    if elements.dim() == 2 and (width is None or elements.shape[1] == width):
+    shape = elements.shape
+    if len(shape) == 2 and (width is None or shape[1] == width):
         return " For one set, add a batch dimension with elements.unsqueeze(0)."
-    if elements.dim() >= 3 and elements.shape[0] != sets:
-        return (
-            f" Begin with encoder.initial_state({elements.shape[0]}) for {elements.shape[0]} sets."
-        )
+    if len(shape) == 3 and width is not None and shape[1] == width != shape[2]:
+        return " Features come last: elements.transpose(1, 2)."
+    if len(shape) >= 3 and sets is not None and shape[0] != sets:
+        return f" The state is one of {sets} sets; begin with encoder.initial_state({shape[0]})."
     return ""

@@ -146,7 +146,7 @@ def _outline(structure: dict[str, Any], label: str = "", depth: int = 0) -> list
         inner += [(name if len(modules) == 1 else f"{name}[{i}]", m) for i, m in enumerate(modules)]
         if not modules:
             plain.append(f"{name}={value!r}")
-    inner += [(str(i), child) for i, child in enumerate(structure.get("children", []))]
+    inner += [(name, child) for name, child in structure.get("children", [])]
     lines = ["  " * depth + f"{label}{structure['class']}({', '.join(plain)})"]
     for name, module in inner:
         lines += _outline(module, f"{name}: ", depth + 1)

@@ -39,16 +39,20 @@ class Composition(StreamingSetEncoder):
         head: nn.Module | None = None,
     ) -> None:
         super().__init__()
+        if not isinstance(encoder, StreamingSetEncoder):
+            raise InputError(
+                f"encoder must be a streaming set encoder; got {type(encoder).__name__}. The order is "
+                "Composition(encoder, features, head)."
+            )
         self.features = features
         self.encoder = encoder
         self.head = head
         self.dim_in = encoder.dim_in if features is None else None
         self.aggregates = encoder.aggregates
-        self.has_features = features is not None or encoder.has_features
         self.slot_dims = encoder.slot_dims
         self.slot_axis = encoder.slot_axis if head is None else None
         self.slots_cancel = encoder.slots_cancel and head is None
-        self.defers = encoder.defers and not self.has_features
+        self.defers = encoder.defers
         self.sums_show_all = encoder.sums_show_all and features is None  # features may hide it
         if encoder.slots_cancel and _begins_with_pool(head):
             warnings.warn(
@@ -59,6 +63,10 @@ class Composition(StreamingSetEncoder):
                 CancelledAttentionWarning,
                 stacklevel=2,
             )
+
+    @property
+    def has_features(self) -> bool:
+        return self.features is not None or self.encoder.has_features
 
     def identity(self, batch_size: int, frame: tuple[Tensor, ...]) -> Statistics:
         return self.encoder.identity(batch_size, frame)
@@ -84,21 +92,26 @@ class Composition(StreamingSetEncoder):
         elif context is not None:
             found = self._featurize_with(context, elements, mask)
         elif mask is None or torch.compiler.is_compiling():
-            found = self.features(elements.flatten(0, 1)).unflatten(0, elements.shape[:2])
+            shown = elements if mask is None else _with_stand_ins(elements, mask)
+            found = self.features(shown.flatten(0, 1)).unflatten(0, elements.shape[:2])
+            found = found if mask is None else found.masked_fill(~mask.unsqueeze(-1), 0)
         else:  # features may make anything of what is not there, so they do not see it
             made = self.features(elements[mask])
             found = made.new_zeros(*mask.shape, *made.shape[1:]).index_put((mask,), made)
-        return self.encoder.featurize(found, mask, None)
+        width = self.encoder.dim_in
+        if width is not None and found.shape[2:] != (width,):
+            raise InputError(
+                f"the features put out {tuple(found.shape[2:])} for each element; the "
+                f"{type(self.encoder).__name__} takes ({width},)."
+            )
+        return self.encoder.featurize(found, mask, context if self.features is None else None)
 
     def _featurize_with(self, context: Tensor, elements: Tensor, mask: Tensor | None) -> Tensor:
-        """Features that look at a context take whole sets; hidden elements stand in as others."""
+        """Features that look at a context take whole sets, so hidden elements need stand-ins."""
         assert self.features is not None
         if mask is None:
             return self.features(elements, context)
-        hidden = ~mask.reshape(*mask.shape, *(1,) * (elements.dim() - 2))
-        sets = torch.arange(len(mask), device=mask.device)
-        some = elements[sets, mask.to(torch.uint8).argmax(1)].unsqueeze(1)  # one that is present
-        found = self.features(torch.where(hidden, some, elements), context)
+        found = self.features(_with_stand_ins(elements, mask), context)
         return found.masked_fill(~mask.unsqueeze(-1), 0)
 
     def shaping_modules(self) -> tuple[nn.Module, ...]:
@@ -126,7 +139,19 @@ class SlotPool(nn.Module):
         return encoding.mean(1) if self.reduce == "mean" else encoding.sum(1)
 
 
+def _with_stand_ins(elements: Tensor, mask: Tensor) -> Tensor:
+    """Elements (B, n, ...) whose hidden ones are replaced by one of their set that is present."""
+    sets = torch.arange(mask.shape[0], device=mask.device)
+    some = elements[sets, mask.to(torch.uint8).argmax(1)].unsqueeze(1)
+    hidden = ~mask.reshape(*mask.shape, *(1,) * (elements.dim() - 2))
+    return torch.where(hidden, some, elements)
+
+
 def _begins_with_pool(head: nn.Module | None) -> bool:
-    while isinstance(head, nn.Sequential) and len(head):
-        head = head[0]
+    """Whether slots are added up before anything that is not linear happens to them."""
+    if isinstance(head, nn.Sequential):
+        for module in head:
+            if not isinstance(module, nn.Linear | nn.Identity):
+                return _begins_with_pool(module)
+        return False
     return isinstance(head, SlotPool)

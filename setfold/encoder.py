@@ -34,13 +34,14 @@ from setfold.absorbing import absorb_dense, combine_with
 from setfold.aggregate import STATISTICS, Aggregate, Count, Statistics, join, remove
 from setfold.chunk import Chunk
 from setfold.errors import InputError, StateMismatchError
-from setfold.fingerprint import Fingerprint, fingerprint_of, first_tensor
-from setfold.frame import check_context, checked_slots
+from setfold.fingerprint import TRACED, Fingerprint, fingerprint_of, first_tensor
+from setfold.frame import checked_context, checked_slots
 from setfold.state import SetState
 
 SMALL_CHUNK = 1 << 13  # numbers in a chunk that is put aside rather than absorbed at once
 PENDING_BYTES = 1 << 18  # what a state may have put aside before it absorbs it all together
-ORDINARY = 1e30  # larger numbers might overflow when they are summed, so they are never put aside
+PENDING_CHUNKS = 256
+ORDINARY = 1e6  # larger numbers might overflow on the way, so they are never put aside
 
 
 class SetEncoder(nn.Module, ABC):
@@ -57,7 +58,6 @@ class StreamingSetEncoder(SetEncoder):
     Attributes:
         dim_in: width d of the elements; None where a feature network decides.
         aggregates: what is read from the state.
-        has_features: whether `featurize` does anything.
         slot_dims: the slot size h of each level; empty without slots.
         slot_axis: the axis of the encoding along which slots lie, None if they are mixed.
         slots_cancel: whether attention vanishes when the slots are added up.
@@ -68,7 +68,6 @@ class StreamingSetEncoder(SetEncoder):
 
     dim_in: int | None
     aggregates: tuple[Aggregate, ...]
-    has_features: bool = False
     slot_dims: tuple[int, ...] = ()
     slot_axis: int | None = None
     slots_cancel: bool = False
@@ -109,6 +108,11 @@ class StreamingSetEncoder(SetEncoder):
         """What is done to each element on its own, before `absorb`. Nothing, by default."""
         return elements
 
+    @property
+    def has_features(self) -> bool:
+        """Whether `featurize` does anything."""
+        return type(self).featurize is not StreamingSetEncoder.featurize
+
     def shaping_modules(self) -> tuple[nn.Module, ...]:
         """The modules whose weights shape the state; what only reads it out is not among them."""
         return (self,)
@@ -136,19 +140,21 @@ class StreamingSetEncoder(SetEncoder):
             slots: the slots themselves, (K, h) or (B, K, h); one such tensor per level.
             context: (B, ...), the readout of an earlier pass, for features that take one.
         """
-        if batch_size < 0:
-            raise InputError(f"batch_size must be 0 or more; got {batch_size}.")
-        prepared = None
-        if slots is None and num_slots is None and generator is None:
-            frame, prepared = self.begin()
-        elif slots is None:
+        if not isinstance(batch_size, int | torch.SymInt) or batch_size < 0:
+            raise InputError(f"batch_size must be a whole number, 0 or more; got {batch_size!r}.")
+        if not isinstance(generator, torch.Generator | None):
+            raise InputError(
+                "generator must be a torch.Generator, such as torch.Generator().manual_seed(0); "
+                f"got {generator!r}."
+            )
+        if slots is None:
             frame = self.draw_frame(num_slots, generator)
         else:
             if num_slots is not None or generator is not None:
                 raise InputError("give slots, or num_slots and generator to draw them, not both.")
             like = first_tensor(self.shaping_modules())
             frame = checked_slots(slots, self.slot_dims, batch_size, like)
-        check_context(context, batch_size)
+        context = checked_context(context, batch_size, self.has_features)
         statistics = self.identity(batch_size, frame)
         some = next(iter(statistics.values()))[0]
         return SetState(
@@ -158,7 +164,6 @@ class StreamingSetEncoder(SetEncoder):
             context=context,
             aggregate=tuple(a.name for a in self.aggregates),
             fingerprint=self._fingerprint(),
-            prepared=prepared,
         )
 
     def update(
@@ -182,7 +187,8 @@ class StreamingSetEncoder(SetEncoder):
             NonFiniteError: NaN or infinity among the elements that are present.
             StateMismatchError: the state is of another model.
         """
-        if self.defers and mask is None and index is None and not torch.is_grad_enabled():
+        dense = mask is None and index is None
+        if self.defers and dense and not (self.has_features or torch.is_grad_enabled()):
             later = self._deferred(state, elements)
             if later is not None:
                 return later
@@ -241,31 +247,27 @@ class StreamingSetEncoder(SetEncoder):
             batch_size: the number of sets of a ragged batch.
             context: (B, ...), the readout of an earlier pass.
         """
-        if index is None and batch_size is None:
-            shaped = isinstance(elements, Tensor) and elements.dim() > 0
-            batch_size = elements.shape[0] if shaped else 0  # what is wrong is said below
-        if batch_size is None:
+        if index is not None and batch_size is None:
             raise InputError(
                 "a ragged batch needs batch_size, the number of sets, beside its index."
             )
-        if index is not None:
-            state = self.initial_state(batch_size, context=context)
-            return self.readout(self.update(state, elements, mask=mask, index=index))
-        # The same three primitives; a state that nobody will see need not be made.
-        chunk = Chunk.checked(elements, mask, None, sets=batch_size, width=self.dim_in)
-        check_context(context, batch_size)
+        sets = None if index is None else batch_size
+        chunk = Chunk.checked(elements, mask, index, sets=sets, width=self.dim_in)
         like = first_tensor(self.shaping_modules())
         if like is not None:
             chunk.refuse_foreign(like.device, like.dtype)
-        frame, prepared = self.begin()
+        state = self.initial_state(chunk.sets, context=context)
         if chunk.is_empty():
-            nothing = torch.zeros(batch_size, dtype=torch.long, device=elements.device)
-            return self.finish(self.identity(batch_size, frame), nothing, frame)
+            return self.finish(state.statistics, state.count, state.frame)
+        # The same primitives as the verbs; a state that nobody will see need not be joined.
         self._refuse_hidden(chunk)
-        prepared = self.prepare(frame) if prepared is None else prepared
-        found = absorb_dense(self, chunk.elements, mask, context, prepared)
+        if chunk.index is not None:
+            found = combine_with(self, state, chunk, join)
+            return self.finish(found, chunk.count(), state.frame)
+        prepared = self.prepare(state.frame)
+        found = absorb_dense(self, chunk.elements, chunk.mask, state.context, prepared)
         chunk.refuse_broken(found)
-        return self.finish(found, chunk.count(), frame)
+        return self.finish(found, chunk.count(), state.frame)
 
     # ---- derived -----------------------------------------------------------------------------
 
@@ -279,7 +281,7 @@ class StreamingSetEncoder(SetEncoder):
     def _refuse_hidden(self, chunk: Chunk) -> None:
         """Raise on NaN or infinity that the statistics would not show."""
         if not self.sums_show_all:
-            chunk.refuse_non_finite(chunk.elements)
+            chunk.refuse_non_finite()
 
     def _deferred(self, state: SetState, elements: Tensor) -> SetState | None:
         """The state with a small chunk put aside; None for one that must be absorbed at once.
@@ -289,12 +291,13 @@ class StreamingSetEncoder(SetEncoder):
         if torch.compiler.is_compiling() or not isinstance(elements, Tensor):
             return None
         state = self._recognised(state)
-        waiting = 0 if state.pending is None else state.pending.bytes
+        chunks, waiting, _ = state.pending or ((), 0, None)
         plain = elements.is_cpu and elements.dtype in (torch.float32, torch.float64)
         if elements.numel() > SMALL_CHUNK or not plain or state.has_own_slots:
             return None
         self._chunk(state, elements, None, None)
-        if elements.numel() == 0 or waiting + elements.nbytes > PENDING_BYTES:
+        full = len(chunks) >= PENDING_CHUNKS or waiting + elements.nbytes > PENDING_BYTES
+        if elements.numel() == 0 or full:
             return None
         # NaN compares as false, so whatever is odd takes the ordinary way, which says what it is
         if not np.abs(elements.detach().numpy()).max() < ORDINARY:
@@ -320,21 +323,6 @@ class StreamingSetEncoder(SetEncoder):
         statistics = combine_with(self, state, chunk, combine)
         return state.with_statistics(statistics, combine_counts(state.count, chunk.count()))
 
-    def begin(self) -> tuple[tuple[Tensor, ...], Any]:
-        """The frame and, where it is known already, what `absorb` needs of it.
-
-        In evaluation and without a graph both follow from the weights, so they are derived once.
-        """
-        drawn = any(module.training for module in self.shaping_modules())
-        if drawn or torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return self.draw_frame(None, None), None
-        memo = self._fingerprint().memo
-        if not memo:
-            with torch.inference_mode(False), torch.no_grad():  # tensors that any mode can use
-                frame = self.draw_frame(None, None)
-                memo["beginning"] = frame, _copied(self.prepare(frame))
-        return memo["beginning"]
-
     def prepared_for(self, state: SetState) -> Any:
         """What `absorb` needs; without a graph derived once and kept with the state."""
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
@@ -344,8 +332,8 @@ class StreamingSetEncoder(SetEncoder):
         return state.prepared
 
     def _fingerprint(self) -> Fingerprint:
-        if torch.compiler.is_compiling():  # a traced state never leaves its graph
-            return Fingerprint.from_digest("")
+        if torch.compiler.is_compiling():
+            return Fingerprint.from_digest(TRACED)
         return fingerprint_of(self, self.shaping_modules())
 
     def _recognised(self, state: SetState) -> SetState:
@@ -359,7 +347,8 @@ class StreamingSetEncoder(SetEncoder):
             return state
         mine = self._fingerprint()
         wanted = tuple(a.name for a in self.aggregates)
-        if state.aggregate != wanted or not state.fingerprint.matches(mine):
+        alike = state.aggregate == wanted and len(state.frame) == len(self.slot_dims)
+        if not (alike and state.fingerprint.surely_matches(mine)):
             raise StateMismatchError(
                 f"this state was not made by this {type(self).__name__} as it is now: its aggregate "
                 f"({'+'.join(state.aggregate)}) or its weights differ. States do not survive a "

@@ -4,8 +4,7 @@ Two states may be merged only if the same weights made both. Within a process th
 identity and version counters of the parameters, for next to nothing; across processes and days by
 a digest of them, which is computed when it is first asked for.
 
-What torch itself cannot see is not seen here either: writing through `parameter.data`, and an
-attribute of a module of your own that its `extra_repr` does not show.
+What torch itself cannot see is not seen here either: writing through `parameter.data`.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from setfold.errors import StateMismatchError
 from setfold.files import digest_of
 
+TRACED = "traced"  # in place of a digest, inside torch.compile
 _current: weakref.WeakKeyDictionary[Module, Fingerprint] = weakref.WeakKeyDictionary()
 
 
@@ -42,7 +42,6 @@ class Fingerprint:
 
     Attributes:
         dtype: of the first weight, which the elements must share; None where there is none.
-        memo: what the encoder has derived from these weights and would derive again and again.
     """
 
     __slots__ = (
@@ -55,12 +54,11 @@ class Fingerprint:
         "_tensors",
         "_versions",
         "dtype",
-        "memo",
     )
 
     def __init__(self, owner: Module, modules: Sequence[Module]) -> None:
         self._owner: weakref.ref[Module] | None = weakref.ref(owner)
-        inner = [part for module in modules for part in module.modules()]
+        inner = _parts(modules)
         # Nothing here may keep the encoder alive: parameters do not, modules are held weakly.
         self._children = [
             (weakref.ref(parent), name, weakref.ref(child))
@@ -78,15 +76,10 @@ class Fingerprint:
         self._names = tuple(f"{number}.{name}" for number, (_, name, _) in enumerate(self._homes))
         self._tensors = tuple(tensor for _, _, tensor in self._homes)
         self._versions = [_version(tensor) for tensor in self._tensors]
-        self._structure = "\n".join(
-            f"{name} {type(part).__qualname__}({part.extra_repr()})"
-            for module in modules
-            for name, part in module.named_modules(remove_duplicate=False)
-        )
+        self._structure = _structure(inner)
         first = first_tensor(modules)
         self.dtype = None if first is None else first.dtype
         self._digest: str | None = None
-        self.memo: dict[str, Any] = {}
 
     @classmethod
     def from_digest(cls, digest: str | None) -> Fingerprint:
@@ -95,7 +88,7 @@ class Fingerprint:
         self._owner, self.dtype = None, None
         self._names, self._tensors = (), ()
         self._children, self._homes, self._versions = [], [], []
-        self._structure, self._digest, self.memo = "", digest, {}
+        self._structure, self._digest = "", digest
         return self
 
     def belongs_to(self, encoder: Module) -> bool:
@@ -119,6 +112,11 @@ class Fingerprint:
     @property
     def digest(self) -> str:
         """The digest of the weights, the same in every process for the same weights."""
+        if self._digest == TRACED:
+            raise StateMismatchError(
+                "a state that was made inside torch.compile does not know its weights: make states "
+                "outside, and compile the encoder's forward."
+            )
         if self._digest is None:
             if not self._weights_untouched():
                 raise StateMismatchError(
@@ -135,6 +133,13 @@ class Fingerprint:
         """Whether both are of the same weights."""
         return self is other or self.digest == other.digest
 
+    def surely_matches(self, other: Fingerprint) -> bool:
+        """Whether both are of the same weights, and that can be told."""
+        try:
+            return self.matches(other)
+        except StateMismatchError:
+            return False
+
     def __reduce__(self) -> tuple[object, ...]:
         return Fingerprint.from_digest, (self.digest,)
 
@@ -150,7 +155,7 @@ def fingerprint_of(encoder: Module, modules: Sequence[Module]) -> Fingerprint:
         modules: those whose structure, parameters and buffers shape the state.
     """
     found = _current.get(encoder)
-    if found is None or not found.is_current():
+    if found is None or not found.is_current() or found._structure != _structure(_parts(modules)):
         found = _current[encoder] = Fingerprint(encoder, modules)
     if not torch.is_grad_enabled():
         found.digest  # noqa: B018  # now, while the weights are what they are; hashed once per change
@@ -163,9 +168,34 @@ def first_tensor(modules: Iterable[Module]) -> Tensor | None:
     return next((t for t in tensors if t.is_floating_point()), None)
 
 
+def _parts(modules: Iterable[Module]) -> list[Module]:
+    """All modules within some, one that is used twice twice: a copy may not share it."""
+    return [p for m in modules for _, p in m.named_modules(remove_duplicate=False)]
+
+
+def _structure(parts: Iterable[Module]) -> str:
+    """What modules are beside their weights, in words: their classes and plain attributes."""
+    return "\n".join(f"{type(part).__qualname__} {_settings(part)}" for part in parts)
+
+
+def _settings(module: Module) -> list[tuple[str, object]]:
+    return sorted(
+        (name, value)
+        for name, value in vars(module).items()
+        if _is_plain(value) and name != "training" and not name.startswith("_")
+    )
+
+
+def _is_plain(value: object) -> bool:
+    """Whether a value reads the same in every process."""
+    if isinstance(value, tuple | list):
+        return all(_is_plain(item) for item in value)
+    return isinstance(value, bool | int | float | str)
+
+
 def _version(tensor: Tensor) -> tuple[int, int]:
     """Changes when a tensor is written to or its storage is exchanged."""
     try:
         return tensor.data_ptr(), tensor._version
-    except RuntimeError:  # a tensor made in inference mode has no version
-        return tensor.data_ptr(), 0
+    except RuntimeError:  # made in inference mode, or a stand-in of a function transform
+        return id(tensor), 0

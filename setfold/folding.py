@@ -29,6 +29,8 @@ def fold(encoder: StreamingSetEncoder, chunks: Iterable[Tensor]) -> Tensor:
     >>> fold(encoder, chunks).shape
     torch.Size([1, 4, 8])
     """
+    if not isinstance(encoder, StreamingSetEncoder):
+        raise InputError(f"fold takes a streaming set encoder; got {type(encoder).__name__}.")
     state = None
     for chunk in chunks:
         if not isinstance(chunk, Tensor) or chunk.dim() == 0:

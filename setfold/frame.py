@@ -42,16 +42,25 @@ def _checked_level(slots: Tensor, dim: int, batch_size: int, like: Tensor | None
         raise InputError(
             f"slots must be (K, {dim}) or ({batch_size}, K, {dim}); got {tuple(slots.shape)}."
         )
-    return slots
+    return slots.clone()  # a state must not live off the caller's memory
 
 
-def check_context(context: Tensor | None, batch_size: int) -> None:
-    """Raise unless there is one context for each set, or none at all."""
+def checked_context(context: Tensor | None, batch_size: int, wanted: bool) -> Tensor | None:
+    """A context of its own memory, one for each set; None stays None.
+
+    Args:
+        context: (B, ...).
+        batch_size: the number B of sets.
+        wanted: whether there are features that could look at it.
+    """
     if context is None:
-        return
+        return None
     if not isinstance(context, Tensor):
         raise InputError(f"context must be a tensor; got {type(context).__name__}.")
     if context.shape[:1] != (batch_size,):
         raise InputError(
             f"context must be ({batch_size}, ...), one per set; got {tuple(context.shape)}."
         )
+    if not wanted:
+        raise InputError("this encoder has no features that could look at a context: leave it out.")
+    return context.clone()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from setfold import files
-from setfold.aggregate import STATISTICS, Parts, Statistics, join
+from setfold.aggregate import STATISTICS, Parts, Statistics, join, refuse_non_finite
 from setfold.errors import FileError, InputError, StateMismatchError
 from setfold.fingerprint import Fingerprint
 
@@ -90,6 +91,7 @@ class SetState:
             with _ABSORBING, torch.no_grad():  # as it was when the chunks came
                 if self.pending is not None:  # another thread may have been faster
                     found = self.pending.absorb(torch.cat(self.pending.chunks, 1))
+                    refuse_non_finite(found)
                     self._statistics = join(self._statistics, found)
                     self.pending = None
         return self._statistics
@@ -104,7 +106,7 @@ class SetState:
     @property
     def has_own_slots(self) -> bool:
         """Whether each set has slots of its own, as a stack of training states may."""
-        return any(slots.shape[0] > 1 for slots in self.frame)
+        return any(slots.shape[0] != 1 for slots in self.frame)
 
     @property
     def batch_size(self) -> int:
@@ -260,14 +262,16 @@ class SetState:
 
     def __getitem__(self, item: int | slice) -> SetState:
         """One set (as a batch of one) or a slice of them."""
-        if isinstance(item, int):
+        if not isinstance(item, slice):
+            try:
+                item = operator.index(item)
+            except TypeError:
+                raise InputError(
+                    f"a state is indexed by a number or a slice; got {type(item).__name__}."
+                ) from None
             if not -len(self) <= item < len(self):
                 raise IndexError(f"set {item} of a state of {len(self)} sets")
             item = slice(item % len(self), item % len(self) + 1)
-        if not isinstance(item, slice):
-            raise InputError(
-                f"a state is indexed by a number or a slice; got {type(item).__name__}."
-            )
         shared = {f"slots.{i}" for i, slots in enumerate(self.frame) if slots.shape[0] == 1}
         named = {n: t if n in shared else t[item] for n, t in self._tensors().items()}
         return SetState._from_tensors(named, self.aggregate, self.fingerprint)

@@ -17,6 +17,17 @@ def make(seed=0, **options):
     return setfold.SlotSetEncoder(3, 4, 6, 5, **options).double().eval()
 
 
+class Contextual(setfold.SlotSetEncoder):
+    """One that could look at a context."""
+
+    def featurize(self, elements, mask, context):
+        return elements
+
+
+def contextual():
+    return Contextual(3, 4, 6, 5).double().eval()
+
+
 def draw(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 

@@ -115,6 +115,12 @@ class RedrawsSlots(Sabotaged):
         return state.with_statistics(seen.statistics, seen.count)
 
 
+@breaks("forward")
+class ForwardsHalf(Sabotaged):
+    def forward(self, elements, mask=None, **kwargs):
+        return super().forward(elements, mask, **kwargs) / 2
+
+
 @breaks("permutation")
 class WeighsByPosition(Sabotaged):
     def update(self, state, elements, **kwargs):

@@ -91,7 +91,7 @@ def test_forward_wants_one_context_for_each_set():
 @pytest.mark.parametrize(
     ("elements", "message"),
     [
-        (draw(5, 3), r"\(5, n, 3\).*got \(5, 3\).*unsqueeze\(0\)"),
+        (draw(5, 3), r"\(B, n, 3\); got \(5, 3\).*unsqueeze\(0\)"),
         (draw(3), r"got \(3,\)"),
         (torch.tensor(1.0), r"got \(\)"),
         (draw(2, 5, 3).numpy(), "tensor; got ndarray"),
@@ -109,7 +109,7 @@ def test_forward_says_what_it_expected(elements, message):
 GOOD = draw(2, 5, 3)
 META = torch.device("meta")
 BAD = {
-    "2-d": ({"elements": draw(5, 3)}, r"\(2, n, 3\).*2 sets.*got \(5, 3\).*unsqueeze\(0\)"),
+    "2-d": ({"elements": draw(5, 3)}, r"\(2, n, 3\); got \(5, 3\).*unsqueeze\(0\)"),
     "4-d": ({"elements": draw(2, 5, 3, 1)}, r"\(2, n, 3\).*got \(2, 5, 3, 1\)"),
     "width": ({"elements": draw(2, 5, 4)}, r"\(2, n, 3\).*got \(2, 5, 4\)"),
     "empty width": ({"elements": draw(2, 5, 0)}, r"\(2, n, 3\).*got \(2, 5, 0\)"),

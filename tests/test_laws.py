@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 
 import pytest
@@ -10,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import setfold
+from setfold import absorbing, encoder
 from setfold.checks.laws import LAWS
+from setfold.kernels import extrema, ragged, sums, tiles
 from tests.strategies import MODELS, cases
 
 EXPORTED = [
@@ -25,6 +28,23 @@ TIES_CHOOSE = "equal gradients"  # a maximum that two elements share has no sing
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-6}
 
 
+@contextlib.contextmanager
+def sizes(tiny):
+    """Limits so low that small cases take the ways of large ones."""
+    with pytest.MonkeyPatch.context() as patch:
+        if tiny:
+            patch.setattr(tiles, "MIN_ROWS", 1)
+            patch.setattr(tiles, "TILE_BYTES", 64)
+            patch.setattr(sums, "PLAIN_ROWS", 0)
+            patch.setattr(extrema, "TILE_BYTES", 64)
+            patch.setattr(extrema, "PAIR_BYTES", 64)
+            patch.setattr(ragged, "MAX_EXACT_LENGTHS", 1)
+            patch.setattr(ragged, "LADDER", 2)
+            patch.setattr(absorbing, "FEATURE_ROWS", 3)
+            patch.setattr(encoder, "PENDING_CHUNKS", 2)
+        yield
+
+
 def test_every_exported_encoder_is_held_to_the_laws():
     assert set(EXPORTED) == set(MODELS)
 
@@ -32,12 +52,12 @@ def test_every_exported_encoder_is_held_to_the_laws():
 @pytest.mark.parametrize("law", CHEAP, ids=lambda law: law.name)
 @pytest.mark.parametrize("kind", EXPORTED, ids=lambda kind: kind.__name__)
 @settings(max_examples=20)
-@given(data=st.data(), training=st.booleans(), tracked=st.booleans())
-def test_law_holds_in_float64(kind, law, data, training, tracked):
+@given(data=st.data(), training=st.booleans(), tracked=st.booleans(), tiny=st.booleans())
+def test_law_holds_in_float64(kind, law, data, training, tracked, tiny):
     model = data.draw(MODELS[kind]).double().train(training)
     case = data.draw(cases(ties=law.name != TIES_CHOOSE))
     if law.obstacle(model) is None:
-        with torch.set_grad_enabled(tracked):
+        with torch.set_grad_enabled(tracked), sizes(tiny):
             assert law.error(model, case) <= TOLERANCES[torch.float64]
 
 

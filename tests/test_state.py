@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 import setfold
 from setfold.state import SetState
-from tests.small import AGGREGATES, TIGHT, assert_same_state, draw, make
+from tests.small import AGGREGATES, TIGHT, assert_same_state, contextual, draw, make
 
 # ---- merge ---------------------------------------------------------------------------------
 
@@ -23,7 +23,7 @@ from tests.small import AGGREGATES, TIGHT, assert_same_state, draw, make
         (lambda e: e.initial_state(3), "numbers of sets: 2 and 3"),
         (lambda e: e.initial_state(2, num_slots=7), r"shapes.*\(4, 6\).*\(7, 6\)"),
         (lambda e: e.initial_state(2).to("meta"), "device: cpu and meta.*state.to"),
-        (lambda e: e.initial_state(2, context=draw(2, 4)), "contexts"),
+        (lambda e: contextual().initial_state(2, context=draw(2, 4)), "contexts"),
         (lambda e: draw(2, 4, 5), "expected a state to merge; got Tensor"),
         (lambda e: None, "got NoneType"),
     ],
@@ -39,7 +39,7 @@ def test_merge_names_the_difference(other, difference):
 
 
 def test_merge_refuses_contexts_of_other_shapes():
-    encoder = make()
+    encoder = contextual()
     left = encoder.initial_state(2, context=draw(2, 4))
     with pytest.raises(setfold.StateMismatchError, match="contexts"):
         left.merge(encoder.initial_state(2, context=draw(2, 5)))
@@ -152,7 +152,7 @@ def test_update_of_a_stack_with_own_slots_is_that_of_each_set(aggregate, grad):
         (lambda e: make(seed=1).initial_state(), "weights"),
         (lambda e: make(aggregate="max").initial_state(), "aggregate: mean and max"),
         (lambda e: e.initial_state(num_slots=7), "shapes"),
-        (lambda e: e.initial_state(context=draw(1, 4)), "context"),
+        (lambda e: contextual().initial_state(context=draw(1, 4)), "context"),
         (lambda e: e.initial_state().to("meta"), "device"),
         (lambda e: draw(1, 4, 5), "Tensor"),
     ],

@@ -14,7 +14,7 @@ from torch.testing import assert_close
 import setfold
 from setfold import files
 from setfold.state import SetState
-from tests.small import AGGREGATES, TIGHT, assert_same_state, draw, make
+from tests.small import AGGREGATES, TIGHT, assert_same_state, contextual, draw, make
 
 ENCODERS = {
     **{str(a): lambda a=a: make(aggregate=a) for a in AGGREGATES},
@@ -64,7 +64,8 @@ def test_a_loaded_state_is_the_one_saved(tmp_path, name):
     assert_same_state(loaded.merge(loaded), merged)
 
 
-def test_context_and_own_slots_are_saved(tmp_path, encoder):
+def test_context_and_own_slots_are_saved(tmp_path):
+    encoder = contextual()
     encoder.train()
     states = [encoder.initial_state(context=draw(1, 2, seed=i)) for i in range(2)]
     state = encoder.update(SetState.stack(states), draw(2, 3, 3))

@@ -49,9 +49,14 @@ def check(
     >>> report.passed
     True
     """
-    dim_in = dim_in if dim_in is not None else getattr(model, "dim_in", None)
-    if dim_in is None:
+    if not isinstance(model, nn.Module):
+        raise InputError(f"check takes a torch.nn.Module; got {type(model).__name__}.")
+    own = getattr(model, "dim_in", None)
+    if dim_in is None and own is None:
         raise InputError("say how wide the elements are: setfold.check(model, dim_in=...).")
+    if None not in (dim_in, own) and dim_in != own:
+        raise InputError(f"the model takes elements of width {own}; dim_in says {dim_in}.")
+    width = int(own if dim_in is None else dim_in)  # type: ignore[arg-type]  # one of them is known
     tolerances = TOLERANCES if tolerances is None else tolerances
     no_fold = streams(model)
     findings = []
@@ -64,7 +69,9 @@ def check(
         if obstacle is not None:
             findings.append(Finding(law.name, law.statement, NOT_APPLICABLE, {}, reason=obstacle))
         else:
-            findings.append(_put_to_the_test(law, model, dim_in, tolerances, seed))
+            with torch.random.fork_rng(devices=[]):  # what is drawn is drawn from the seed
+                torch.manual_seed(seed)
+                findings.append(_put_to_the_test(law, model, width, tolerances, seed))
     return Report(type(model).__name__, tuple(findings))
 
 
@@ -75,8 +82,11 @@ def _put_to_the_test(
     errors: dict[str, float] = {}
     for dtype, tolerance in tolerances.items():
         name = str(dtype).removeprefix("torch.")
+        device = _device_of(model)
+        if device.type == "mps" and dtype == torch.float64:
+            continue  # which it does not have
         subject = copy.deepcopy(model).to(dtype)
-        for case in cases(dim_in, dtype, seed, once=law.once):
+        for case in cases(dim_in, dtype, seed, once=law.once, device=device):
             try:
                 with torch.no_grad():
                     error = law.error(subject, case)
@@ -93,18 +103,30 @@ def _put_to_the_test(
     return Finding(law.name, law.statement, HOLDS, errors)
 
 
-def cases(dim_in: int, dtype: torch.dtype, seed: int, *, once: bool = False) -> Iterator[Case]:
+def _device_of(model: nn.Module) -> torch.device:
+    tensors = (*model.parameters(), *model.buffers())
+    return tensors[0].device if tensors else torch.device("cpu")
+
+
+def cases(
+    dim_in: int,
+    dtype: torch.dtype,
+    seed: int,
+    *,
+    once: bool = False,
+    device: torch.device | None = None,
+) -> Iterator[Case]:
     """Random cases, from a single element to some dozens."""
     draw = torch.Generator().manual_seed(seed)
     for batch, length in SIZES[-2:-1] if once else SIZES:
         elements = torch.randn(batch, length, dim_in, generator=draw, dtype=torch.float64)
         lengths = _random_lengths(length, draw)
         yield Case(
-            elements=elements.to(dtype),
+            elements=elements.to(dtype).to(device),
             lengths=lengths,
             chunk_order=tuple(torch.randperm(len(lengths), generator=draw).tolist()),
-            permutation=torch.randperm(length, generator=draw),
-            mask=torch.rand(batch, length, generator=draw) < 0.7,
+            permutation=torch.randperm(length, generator=draw).to(device),
+            mask=(torch.rand(batch, length, generator=draw) < 0.7).to(device),
             seed=int(torch.randint(2**31, (), generator=draw)),
         )
 

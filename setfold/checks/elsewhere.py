@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from setfold import files
-from setfold.errors import SetfoldError
+from setfold.errors import DescriptionError, SetfoldError
 from setfold.io.models import describe, foreign_names, load, save
 from setfold.state import SetState
 
@@ -22,10 +22,15 @@ TIMEOUT = 300  # seconds
 
 def fold_in_another_process(model: Any, elements: Tensor, frame: tuple[Tensor, ...]) -> SetState:
     """Save the model, let a new interpreter load it and fold the elements, and load the state."""
+    allow = sorted(foreign_names(describe(model)))
+    if any(name.startswith("__main__.") for name in allow):
+        raise DescriptionError(
+            f"{', '.join(allow)} lives in the script that runs, which no other process can import."
+        )
     with tempfile.TemporaryDirectory() as folder:
         save(model, Path(folder, MODEL))
         tensors = {"elements": elements} | {f"slots.{i}": s for i, s in enumerate(frame)}
-        description = {"allow": sorted(foreign_names(describe(model))), "training": model.training}
+        description = {"allow": allow, "training": model.training}
         files.write(Path(folder, ELEMENTS), "chunk", tensors, description)
         command = [sys.executable, "-m", "setfold.checks.elsewhere", folder]
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from setfold.aggregate import STATISTICS
 from setfold.checks.elsewhere import fold_in_another_process
 from setfold.state import SetState
 
@@ -58,7 +59,8 @@ class Case:
         """The case in words."""
         batch, length, width = self.elements.shape
         sets = "1 set" if batch == 1 else f"{batch} sets"
-        return f"{sets} of {length} x {width} elements in chunks of {list(self.lengths)}"
+        chunks = f"in chunks of {list(self.lengths)}"
+        return f"{sets} of {length} x {width} elements {chunks}, seed {self.seed}"
 
 
 @dataclass(frozen=True)
@@ -189,6 +191,17 @@ def partition(model: Model, case: Case) -> Iterator[Pair]:
     yield model.readout(reduce(lambda a, b: a.merge(b), states)), expected
 
 
+@law("forward", "Calling the encoder is beginning, absorbing and reading out.")
+def forward(model: Model, case: Case) -> Iterator[Pair]:
+    def seeded(function: Callable[[], Tensor]) -> Tensor:
+        with torch.random.fork_rng(devices=[]):  # slots that are drawn must be drawn alike
+            torch.manual_seed(case.seed)
+            return function()
+
+    verbs = seeded(lambda: whole(model, model.initial_state(case.batch_size), case))
+    yield seeded(lambda: model(case.elements)), verbs
+
+
 @law("permutation", "The order of the elements does not matter.", obstacle=lambda model: None)
 def permutation(model: Model, case: Case) -> Iterator[Pair]:
     shuffled = case.elements[:, case.permutation]
@@ -220,7 +233,9 @@ def slot_equivariance(model: Model, case: Case) -> Iterator[Pair]:
 
 @law("mask", "A masked element is an absent one, whatever it holds.", obstacle=takes("mask"))
 def mask_is_absence(model: Model, case: Case) -> Iterator[Pair]:
-    padded = case.elements.masked_fill(~case.mask.unsqueeze(-1), torch.nan)
+    # a model that is no fold promises less: finite padding must do
+    padding = 7.0 if streams(model) else torch.nan
+    padded = case.elements.masked_fill(~case.mask.unsqueeze(-1), padding)
     for number in range(case.batch_size):
         one = slice(number, number + 1)
         present = case.elements[one][:, case.mask[number]]
@@ -258,8 +273,9 @@ def _removes(model: Model) -> str | None:
         return streams(model)
     if not hasattr(model, "remove"):
         return "has no remove"
-    kept = {a.statistic for a in getattr(model, "aggregates", ())} - {"sum"}
-    return f"a {' or '.join(sorted(kept))} cannot forget" if kept else None
+    names = {a.statistic for a in getattr(model, "aggregates", ())}
+    kept = sorted(name for name in names if not STATISTICS[name].removable)
+    return f"a {' or '.join(kept)} cannot forget" if kept else None
 
 
 @law("removal", "Removing what was added undoes it.", obstacle=_removes)

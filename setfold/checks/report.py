@@ -65,7 +65,7 @@ class Report:
         broken = [finding.law for finding in self.findings if finding.verdict == FAILS]
         if broken:
             return f"{self.model} breaks {len(broken)} of the laws: {', '.join(broken)}."
-        return f"{self.model} cannot be folded: all elements of a set must be there at once."
+        return f"{self.model} has no states, but the encodings of chunks can be combined."
 
     def as_dict(self) -> dict[str, Any]:
         """The report in plain words and numbers, ready for JSON."""

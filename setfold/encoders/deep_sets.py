@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from setfold.aggregate import STATISTICS, Count, Statistics, parse_aggregates, read, statistics_of
 from setfold.composition import Composition
 from setfold.encoder import StreamingSetEncoder
+from setfold.errors import InputError
 
 
 class Pool(StreamingSetEncoder):
@@ -30,6 +31,8 @@ class Pool(StreamingSetEncoder):
 
     def __init__(self, dim_in: int, aggregate: str | Sequence[str] = "mean") -> None:
         super().__init__()
+        if not isinstance(dim_in, int) or dim_in < 1:
+            raise InputError(f"dim_in must be a whole number, 1 or more; got {dim_in!r}.")
         self.dim_in = dim_in
         self.aggregate = aggregate if isinstance(aggregate, str) else list(aggregate)
         self.aggregates = parse_aggregates(aggregate, weighted=False)

@@ -43,6 +43,9 @@ class HierarchicalSlotSetEncoder(StreamingSetEncoder):
         self, levels: Sequence[SlotSetEncoder], activation: nn.Module | None = None
     ) -> None:
         super().__init__()
+        listed = isinstance(levels, Sequence | nn.ModuleList)
+        if not listed or not all(isinstance(level, SlotSetEncoder) for level in levels):
+            raise InputError("levels must be a list of Slot Set Encoders.")
         if not levels:
             raise InputError("a hierarchy needs at least one level; got none.")
         for number, (lower, upper) in enumerate(pairwise(levels), start=2):
@@ -87,14 +90,6 @@ class HierarchicalSlotSetEncoder(StreamingSetEncoder):
             frame += level.draw_frame(None, generator if level.slots == "random" else None)
         return frame
 
-    def begin(self) -> tuple[tuple[Tensor, ...], Any]:
-        """The first level begins as it does alone; the others' weights may change under a state."""
-        first, *others = self._encoders
-        frame, prepared = first.begin()
-        for level in others:
-            frame += level.draw_frame(None, None)
-        return frame, prepared
-
     def prepare(self, frame: tuple[Tensor, ...]) -> Prepared:
         return self._encoders[0].prepare(frame[:1])
 
@@ -109,7 +104,7 @@ class HierarchicalSlotSetEncoder(StreamingSetEncoder):
         for level, slots in zip(self._encoders[1:], frame[1:], strict=True):
             encoding = level.encode(self.activation(encoding), slots)
         if isinstance(count, Tensor):  # an empty set reads as zeros here too
-            encoding = encoding * (count > 0)[:, None, None]
+            encoding = torch.where((count > 0)[:, None, None], encoding, 0)
         return encoding
 
     def shaping_modules(self) -> tuple[nn.Module, ...]:

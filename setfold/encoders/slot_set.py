@@ -15,6 +15,7 @@ from setfold.aggregate import STATISTICS, Count, Statistics, parse_aggregates, r
 from setfold.encoder import StreamingSetEncoder
 from setfold.errors import CancelledAttentionWarning, InputError
 from setfold.kernels.extrema import slot_extrema
+from setfold.kernels.precision import without_autocast
 from setfold.kernels.scores import ATTENTIONS, CosineScores, FoldedScores, KeyScores, Scores, weigh
 from setfold.kernels.sums import slot_sums
 from setfold.state import SetState
@@ -91,8 +92,8 @@ class SlotSetEncoder(StreamingSetEncoder):
             ("dim_slot", dim_slot),
             ("dim_out", dim_out),
         ):
-            if size < 1:
-                raise InputError(f"{name} must be 1 or more; got {size}.")
+            if not isinstance(size, int) or size < 1:
+                raise InputError(f"{name} must be a whole number, 1 or more; got {size!r}.")
         _one_of("slots", slots, SLOTS)
         _one_of("attention", attention, ATTENTIONS)
         _one_of("similarity", similarity, SIMILARITIES)
@@ -133,7 +134,7 @@ class SlotSetEncoder(StreamingSetEncoder):
         else:
             self.slot_mean = nn.Parameter(torch.zeros(self.dim_slot))
             self.slot_deviation = nn.Parameter(torch.ones(self.dim_slot))
-            self.register_buffer("slot_seed", torch.randint(SEEDS, ()))
+            self.register_buffer("slot_seed", torch.randint(SEEDS, (), device="cpu"))
             self.register_buffer("slot_noise", self._seeded_bits(), persistent=False)
         if self.similarity == "cosine":
             self.temperature = nn.Parameter(torch.tensor(INITIAL_TEMPERATURE))
@@ -165,7 +166,7 @@ class SlotSetEncoder(StreamingSetEncoder):
                     f"learned slots are {self.num_slots} and are not drawn: leave num_slots and "
                     'generator out, or make the encoder with slots="random".'
                 )
-            return (self.slot_values.unsqueeze(0),)
+            return (self.slot_values.unsqueeze(0).clone(),)  # a step must not change a state
         num_slots = self.num_slots if num_slots is None else num_slots
         if num_slots < 1:
             raise InputError(f"num_slots must be 1 or more; got {num_slots}.")
@@ -175,7 +176,10 @@ class SlotSetEncoder(StreamingSetEncoder):
     def _noise(self, num_slots: int, generator: torch.Generator | None) -> Tensor:
         like, shape = self.slot_mean, (num_slots, self.dim_slot)
         if generator is not None:
-            return torch.randn(shape, generator=generator, device=generator.device).to(like)
+            drawn = torch.randn(
+                shape, generator=generator, device=generator.device, dtype=torch.float32
+            )
+            return drawn.to(like)
         if self.training:
             return torch.randn(shape, dtype=like.dtype, device=like.device)
         if num_slots == self.num_slots:
@@ -196,8 +200,9 @@ class SlotSetEncoder(StreamingSetEncoder):
     # ---- the fold ----------------------------------------------------------------------------
 
     def prepare(self, frame: tuple[Tensor, ...]) -> Prepared:
-        slots = self.norm(frame[0][0])  # (K, h)
-        return Prepared(self._scores(slots), (self.to_value.weight, self.to_value.bias))
+        with without_autocast(frame[0].device):
+            slots = self.norm(frame[0][0])  # (K, h)
+            return Prepared(self._scores(slots), (self.to_value.weight, self.to_value.bias))
 
     def _scores(self, slots: Tensor) -> Scores:
         query = self.to_query(slots)  # (K, d_out)
@@ -227,16 +232,25 @@ class SlotSetEncoder(StreamingSetEncoder):
 
     def absorb(self, elements: Tensor, mask: Tensor | None, prepared: Prepared) -> Statistics:
         scores, projection = prepared
-        found: Statistics = {}
-        for name in self.statistic_names:
-            if name == "sum":
-                values = None if self.folded else projection
-                found[name] = (slot_sums(elements, mask, scores, self.attention, values),)
-            else:
-                largest = name == "max"
-                best = slot_extrema(elements, mask, scores, self.attention, projection, largest)
-                found[name] = (best,)
-        return found
+        elements = elements.to(projection[0].dtype)  # features may come out of autocast
+        with without_autocast(elements.device):
+            return {
+                name: (self._absorb_into(name, elements, mask, scores, projection),)
+                for name in self.statistic_names
+            }
+
+    def _absorb_into(
+        self,
+        name: str,
+        elements: Tensor,
+        mask: Tensor | None,
+        scores: Scores,
+        projection: tuple[Tensor, Tensor | None],
+    ) -> Tensor:
+        if name == "sum":
+            values = None if self.folded else projection
+            return slot_sums(elements, mask, scores, self.attention, values)
+        return slot_extrema(elements, mask, scores, self.attention, projection, name == "max")
 
     def finish(self, statistics: Statistics, count: Count, frame: tuple[Tensor, ...]) -> Tensor:
         values, mass = {}, None
@@ -250,7 +264,8 @@ class SlotSetEncoder(StreamingSetEncoder):
         """sum_i W_ij v_i from sum_i W_ij [x_i, 1]: the value projection, after the sum."""
         if not self.folded:
             return sums[..., :-1]
-        return sums @ _augmented(self.to_value).t().to(sums.dtype)
+        with without_autocast(sums.device):
+            return sums @ _augmented(self.to_value).t().to(sums.dtype)
 
     def encode(self, elements: Tensor, slots: Tensor) -> Tensor:
         """Encode whole sets (B, n, d) with given slots (1, K, h) or (B, K, h), without a state."""
@@ -268,6 +283,8 @@ class SlotSetEncoder(StreamingSetEncoder):
         >>> torch.allclose(weights.sum(-1), torch.ones(2, 10))
         True
         """
+        state = self._recognised(state)
+        self._chunk(state, elements, None, None)
         if state.has_own_slots:
             pairs = zip((state[i] for i in range(len(state))), elements.split(1), strict=True)
             return torch.cat([self.weights(*pair) for pair in pairs])

@@ -10,9 +10,10 @@ from __future__ import annotations
 import importlib
 import inspect
 import warnings
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +41,8 @@ def save(model: nn.Module, path: str | Path) -> None:
     ...     setfold.load(f"{folder}/encoder.safetensors").num_slots
     4
     """
+    if not isinstance(model, nn.Module):
+        raise DescriptionError(f"save takes a torch.nn.Module; got {type(model).__name__}.")
     structure = describe(model)
     twin = rebuild(structure, allow=set(foreign_names(structure)))
     weights = model.state_dict()
@@ -102,7 +105,8 @@ def describe(module: nn.Module) -> dict[str, Any]:
     """The class of a module and the arguments to construct it with, ready for JSON."""
     kind = type(module)
     if kind in (nn.Sequential, nn.ModuleList):
-        children = [describe(child) for child in cast(Iterable[nn.Module], module)]
+        # by name and with repetitions, as they are: children() would drop a module used twice
+        children = [[n, describe(c)] for n, c in module._modules.items() if c is not None]
         return {"class": _name_of(kind), "children": children}
     arguments: dict[str, Any] = {}
     plain = kind.__init__ is nn.Module.__init__  # takes nothing, whatever its signature says
@@ -114,7 +118,10 @@ def describe(module: nn.Module) -> dict[str, Any]:
                 continue
             raise DescriptionError(f"{kind.__name__} cannot be described: it takes *{name}.")
         if hasattr(module, name):
-            arguments[name] = _encode(getattr(module, name), f"{kind.__name__}.{name}")
+            value = getattr(module, name)
+            if _is_torch(kind) and isinstance(value, Tensor):
+                value = True  # torch.nn keeps the parameter where it was asked for one: bias=True
+            arguments[name] = _encode(value, f"{kind.__name__}.{name}")
         elif not _is_torch(kind):  # torch.nn leaves a few out; the shapes of the weights tell
             raise DescriptionError(
                 f"{kind.__name__} cannot be described: keep its constructor argument {name!r} as an "
@@ -140,16 +147,16 @@ def rebuild(structure: Any, *, allow: set[str]) -> nn.Module:
 def _build(structure: Any, allow: set[str]) -> nn.Module:
     kind = _class_of(structure["class"], allow)
     if "children" in structure:
-        children = [_build(child, allow) for child in structure["children"]]
-        return kind(*children) if issubclass(kind, nn.Sequential) else kind(children)
+        children = {name: _build(child, allow) for name, child in structure["children"]}
+        if issubclass(kind, nn.Sequential):
+            return kind(OrderedDict(children))
+        return kind(children.values())
     return kind(**{name: _decode(value, allow) for name, value in structure["arguments"].items()})
 
 
 def _encode(value: Any, where: str) -> Any:
     if isinstance(value, nn.Module):
         return {"module": describe(value)}
-    if isinstance(value, (nn.Parameter, Tensor)):
-        return True  # torch.nn keeps the parameter where it was asked for one: bias=True
     if isinstance(value, (list, tuple)):
         return [_encode(item, where) for item in value]
     if isinstance(value, SCALARS):

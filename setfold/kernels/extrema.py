@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from setfold.kernels.scores import Scores, weigh
+from setfold.kernels.scores import EPSILON, FoldedScores, Scores, weigh
 from setfold.kernels.tiles import MAX_ROWS, tiles
 
 TILE_BYTES = 1 << 20  # of contributions of one slot
@@ -69,10 +69,13 @@ def _plain_maximum(
     """The formula, slot by slot: what is compiled and exported."""
     weights = weigh(scores.logits(elements), attention)  # (B, n, K)
     values = sign * linear(elements, *projection)  # (B, n, d_out)
-    if mask is not None:
-        values = values.masked_fill(~mask.unsqueeze(-1), -torch.inf)
-    slots = range(scores.num_slots)
-    return torch.stack([(weights[..., j, None] * values).amax(1) for j in slots], 1)
+    found = []
+    for slot in range(scores.num_slots):
+        product = weights[..., slot, None] * values
+        if mask is not None:  # the product: a weight may be zero, and zero times infinity is NaN
+            product = torch.where(mask.unsqueeze(-1), product, -torch.inf)
+        found.append(product.amax(1))
+    return torch.stack(found, 1)
 
 
 def _maximum(
@@ -95,18 +98,24 @@ def _maximum(
 
     def factors(sets: slice, part: slice) -> tuple[Tensor, Tensor]:
         """Weights (b, K, r) and signed values (b, d_out, r) of one tile, elements last."""
-        tile = elements[sets, part]
-        weights = weigh(scores.logits(tile), attention).transpose(1, 2).contiguous()
-        values = linear(tile, *projection).transpose(1, 2).contiguous().mul_(sign)
-        if mask is not None:
-            values.masked_fill_(~mask[sets, part].unsqueeze(1), -torch.inf)
-        return weights, values
+        tile = elements[sets, part].transpose(1, 2)  # (b, d, r)
+        weight, bias = projection
+        values = torch.matmul(weight, tile)
+        if bias is not None:
+            values.add_(bias[:, None])
+        return _transposed_weights(tile, scores, attention), values if sign > 0 else values.neg_()
+
+    def hidden(sets: slice, part: slice) -> Tensor | None:
+        return None if mask is None else ~mask[sets, part]  # (b, r)
 
     for number, (sets, part) in enumerate(pieces):
         weights, values = factors(sets, part)
+        absent = hidden(sets, part)
         product = torch.empty_like(values)
         for slot in range(scores.num_slots):
             torch.mul(values, weights[:, slot, None], out=product)
+            if absent is not None:  # the product: a weight of zero times infinity would be NaN
+                product.masked_fill_(absent.unsqueeze(1), -torch.inf)
             top = product.amax(-1)  # (b, d_out)
             held = best[sets, slot]
             if tracked:
@@ -118,18 +127,35 @@ def _maximum(
     for number, (sets, part) in enumerate(pieces):
         pairs = (origin[sets] == number).nonzero(as_tuple=True)  # set, slot, channel
         if len(pairs[0]):
-            found = _rows_of_maxima(*factors(sets, part), pairs)
+            found = _rows_of_maxima(*factors(sets, part), hidden(sets, part), pairs)
             winners[sets][pairs] = found + part.start
     return best, winners
 
 
-def _rows_of_maxima(weights: Tensor, values: Tensor, pairs: tuple[Tensor, ...]) -> Tensor:
+def _transposed_weights(tile: Tensor, scores: Scores, attention: str) -> Tensor:
+    """Weights (b, K, r) of elements (b, d, r), in memory in that order: copying takes long."""
+    if not isinstance(scores, FoldedScores):
+        weights = weigh(scores.logits(tile.transpose(1, 2)), attention)
+        return weights.transpose(1, 2).contiguous()
+    matrix, offset = scores.matrix[:-1], scores.matrix[-1]
+    logits = torch.matmul(matrix.t(), tile).add_(offset[:, None])
+    if attention == "softmax":
+        return torch.softmax(logits, 1, out=logits)
+    activation = logits.sigmoid_().add_(EPSILON)
+    return activation.div_(activation.sum(1, keepdim=True))
+
+
+def _rows_of_maxima(
+    weights: Tensor, values: Tensor, absent: Tensor | None, pairs: tuple[Tensor, ...]
+) -> Tensor:
     """For each (set, slot, channel), the row of the tile that holds the maximum."""
     room = max(1, PAIR_BYTES // (weights.element_size() * weights.shape[-1]))
-    found = [
-        (weights[sets, slots] * values[sets, channels]).argmax(-1)
-        for sets, slots, channels in zip(*(p.split(room) for p in pairs), strict=True)
-    ]
+    found = []
+    for sets, slots, channels in zip(*(p.split(room) for p in pairs), strict=True):
+        product = weights[sets, slots] * values[sets, channels]  # (pairs, r)
+        if absent is not None:
+            product.masked_fill_(absent[sets], -torch.inf)
+        found.append(product.argmax(-1))
     return torch.cat(found)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 
 
@@ -12,3 +14,10 @@ def accumulator_dtype(device: torch.device) -> torch.dtype:
     torch.float64
     """
     return torch.float32 if device.type == "mps" else torch.float64
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """A context in which nothing is cast: what is summed up must not be rounded on the way."""
+    if torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()

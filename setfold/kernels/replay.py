@@ -50,8 +50,8 @@ class _Replay(torch.autograd.Function):
         mask: Tensor | None,
         *tensors: Tensor | None,
     ) -> Tensor:
-        ctx.function, ctx.rows, ctx.mask = function, rows, mask
-        ctx.save_for_backward(elements, *tensors)
+        ctx.function, ctx.rows = function, rows
+        ctx.save_for_backward(elements, mask, *tensors)
         batch, length = elements.shape[:2]
         sums: Tensor | None = None
         for sets, part in tiles(batch, length, rows):
@@ -67,7 +67,7 @@ class _Replay(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        elements, *tensors = ctx.saved_tensors
+        elements, mask, *tensors = ctx.saved_tensors
         need_elements, _, *need_tensors = ctx.needs_input_grad[2:]
         needs = [need_elements, *need_tensors]
         element_grad = torch.empty_like(elements) if need_elements else None
@@ -77,7 +77,7 @@ class _Replay(torch.autograd.Function):
         ]
         batch, length = elements.shape[:2]
         for sets, part in tiles(batch, length, ctx.rows):
-            shown = None if ctx.mask is None else ctx.mask[sets, part]
+            shown = None if mask is None else mask[sets, part]
             leaves = [
                 None if t is None else t.detach().requires_grad_(need)
                 for t, need in zip([elements[sets, part], *tensors], needs, strict=True)

@@ -5,13 +5,12 @@ Three ways to the same numbers, chosen by size:
 - `plain_sums`, the formula itself: what is compiled and exported, what autograd differentiates
   on small inputs, and what the replay runs on each tile.
 - `_FoldedSums`, for large inputs and folded scores: tiles that stay in cache, buffers used again,
-  a backward pass that keeps little beside its inputs.
+  a backward pass that saves nothing but its inputs.
 - `summed_over_tiles(plain_sums)`, the same memory bound for every other form of scores.
 """
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import Any
 
@@ -25,8 +24,7 @@ from setfold.kernels.replay import summed_over_tiles
 from setfold.kernels.scores import EPSILON, FoldedScores, Scores, weigh, weigh_
 from setfold.kernels.tiles import tile_rows, tiles
 
-PLAIN_ROWS = 4096  # up to here plain autograd is faster than going tile by tile
-KEPT_BYTES = 16 << 20  # of activations that are kept for the backward pass rather than recomputed
+PLAIN_ROWS = 4096  # up to here plain autograd is faster than recomputing
 
 
 def slot_sums(
@@ -129,18 +127,13 @@ def _transposed_product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _folded_forward(
-    elements: Tensor,
-    mask: Tensor | None,
-    attention: str,
-    matrix: Tensor,
-    kept: Tensor | None = None,
+    elements: Tensor, mask: Tensor | None, attention: str, matrix: Tensor
 ) -> Tensor:
-    """W^T [X, 1]; fills `kept` (B, n, K), if given, with what spares the backward pass the most."""
     batch, length, width = elements.shape
     num_slots = matrix.shape[1]
     precise = accumulator_dtype(elements.device)
     rows = min(tile_rows(width + num_slots, elements.element_size()), batch * length)
-    if batch * length == rows and batch == 1 and kept is None:  # one tile: as few calls as can be
+    if batch * length == rows and batch == 1:  # one tile: as few calls as can be
         padded = pad(elements[0], (0, 1), value=1.0)
         weights = weigh_(torch.mm(padded, matrix), attention, matrix.new_ones(num_slots))
         if mask is not None:
@@ -154,11 +147,7 @@ def _folded_forward(
         tile = elements[sets, part]  # (b, r, d)
         flat = tile.reshape(-1, width)
         weights = torch.addmm(offset, flat, matrix, out=room[: len(flat)])
-        if kept is None:
-            weigh_(weights, attention, ones)
-        else:
-            activation = _activate(weights, attention, kept[sets, part].view(-1, num_slots))
-            _normalise(activation, attention, weights, ones)
+        weigh_(weights, attention, ones)
         if mask is not None:
             weights.mul_(mask[sets, part].reshape(-1, 1))
         if tile.shape[0] == 1:
@@ -172,10 +161,7 @@ def _folded_forward(
 
 
 class _FoldedSums(torch.autograd.Function):
-    """W^T [X, 1] with W from logits [X, 1] A, in memory that does not grow with n.
-
-    Up to KEPT_BYTES the activations are kept for the backward pass; beyond, they are recomputed.
-    """
+    """W^T [X, 1] with W from logits [X, 1] A; recomputes W in the backward pass."""
 
     @staticmethod
     def forward(
@@ -185,17 +171,14 @@ class _FoldedSums(torch.autograd.Function):
         attention: str,
         matrix: Tensor,
     ) -> Tensor:
-        shape = (*elements.shape[:2], matrix.shape[1])
-        small = math.prod(shape) * elements.element_size() <= KEPT_BYTES
-        ctx.kept = elements.new_empty(shape) if small else None
-        ctx.mask, ctx.attention = mask, attention
-        ctx.save_for_backward(elements, matrix)
-        return _folded_forward(elements, mask, attention, matrix, ctx.kept)
+        ctx.save_for_backward(elements, mask, matrix)
+        ctx.attention = attention
+        return _folded_forward(elements, mask, attention, matrix)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, sums_grad: Tensor) -> tuple[Tensor | None, ...]:
-        elements, augmented = ctx.saved_tensors
+        elements, mask, augmented = ctx.saved_tensors
         batch, length, width = elements.shape
         num_slots = augmented.shape[1]
         matrix, offset = augmented[:-1].contiguous(), augmented[-1]
@@ -209,21 +192,17 @@ class _FoldedSums(torch.autograd.Function):
         for sets, part in tiles(batch, length, rows):
             tile = elements[sets, part]
             flat = tile.reshape(-1, width)  # (r, d)
-            spare, weights, grad, slope = room[:, : len(flat)]  # each (r, K)
-            if ctx.kept is None:
-                logits = torch.addmm(offset, flat, matrix, out=spare)
-                activation = _activate(logits, ctx.attention, spare)
-            else:
-                activation = ctx.kept[sets, part].view(-1, num_slots)
-            _normalise(activation, ctx.attention, weights, ones, slope)
+            logits, weights, grad, spare = room[:, : len(flat)]  # each (r, K)
+            torch.addmm(offset, flat, matrix, out=logits)
+            slope = _weights_and_slope(logits, ctx.attention, weights, ones)
             if tile.shape[0] == 1:  # dL/dW
                 torch.addmm(mass_grad[sets.start], flat, upstream[sets.start], out=grad)
             else:
                 shaped = grad.view(*tile.shape[:2], num_slots)
                 torch.baddbmm(mass_grad[sets].unsqueeze(1), tile, upstream[sets], out=shaped)
             shown = weights
-            if ctx.mask is not None:
-                present = ctx.mask[sets, part].reshape(-1, 1)
+            if mask is not None:
+                present = mask[sets, part].reshape(-1, 1)
                 grad.mul_(present)
                 shown = weights * present
             # dL/dlogits: what all slots have in common drops out, as the weights sum to 1
@@ -238,31 +217,16 @@ class _FoldedSums(torch.autograd.Function):
         return elements_grad, None, None, grads.to(augmented.dtype)
 
 
-def _activate(logits: Tensor, attention: str, out: Tensor) -> Tensor:
-    """What is worth keeping of logits (r, K): their sigmoid, or their softmax over slots."""
-    if attention == "softmax":
-        return torch.softmax(logits, -1, out=out)
-    return torch.sigmoid(logits, out=out)
+def _weights_and_slope(logits: Tensor, attention: str, weights: Tensor, ones: Tensor) -> Tensor:
+    """Fill `weights`, and return what turns dL/dW - sum_l W_l dL/dW_l into dL/dlogits.
 
-
-def _normalise(
-    activation: Tensor,
-    attention: str,
-    weights: Tensor,
-    ones: Tensor,
-    slope: Tensor | None = None,
-) -> None:
-    """Fill `weights`, and `slope` with what turns dL/dW - sum_l W_l dL/dW_l into dL/dlogits.
-
-    sigmoid: with activations S and r = sum(S + eps), it is S (1 - S) / r; softmax: W itself.
+    sigmoid: with S = sigmoid(logits) and r = sum(S + eps), the factor is S (1 - S) / r;
+    softmax: it is W itself. The logits are overwritten.
     """
     if attention == "softmax":
-        weights.copy_(activation)
-        if slope is not None:
-            slope.copy_(activation)
-        return
-    torch.add(activation, EPSILON, out=weights)
+        return torch.softmax(logits, -1, out=weights)
+    sigmoid = logits.sigmoid_()
+    torch.add(sigmoid, EPSILON, out=weights)
     scale = torch.mv(weights, ones).reciprocal_().unsqueeze_(-1)
     weights.mul_(scale)
-    if slope is not None:
-        torch.addcmul(activation, activation, activation, value=-1, out=slope).mul_(scale)
+    return sigmoid.addcmul_(sigmoid, sigmoid, value=-1).mul_(scale)

@@ -56,13 +56,8 @@ FORMS = [
 @pytest.mark.parametrize(("form", "attention", "projected"), FORMS)
 @pytest.mark.parametrize("shape", [(1, 1), (1, 29), (3, 4), (2, 17), (7, 1)])
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("kept", [False, True])
 @pytest.mark.usefixtures("tiny_tiles")
-def test_tiles_give_what_the_formula_gives(
-    monkeypatch, form, attention, projected, shape, masked, kept
-):
-    if not kept:
-        monkeypatch.setattr(sums, "KEPT_BYTES", 0)
+def test_tiles_give_what_the_formula_gives(form, attention, projected, shape, masked):
     draw = torch.Generator().manual_seed(1)
     elements = torch.randn(*shape, WIDTH, generator=draw, dtype=torch.float64).requires_grad_()
     mask = torch.rand(shape, generator=draw) < 0.6 if masked else None
