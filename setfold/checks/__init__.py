@@ -60,17 +60,19 @@ def check(
     tolerances = TOLERANCES if tolerances is None else tolerances
     no_fold = streams(model)
     findings = []
-    for law in [*LAWS, CONSISTENCY] if no_fold else LAWS:
-        obstacle = law.obstacle(model)
-        if no_fold and obstacle == no_fold:
-            continue  # said once, by the verdict
-        if law.once and not processes:
-            obstacle = "left out on request"
-        if obstacle is not None:
-            findings.append(Finding(law.name, law.statement, NOT_APPLICABLE, {}, reason=obstacle))
-        else:
-            with torch.random.fork_rng(devices=[]):  # what is drawn is drawn from the seed
-                torch.manual_seed(seed)
+    with torch.random.fork_rng(devices=[]):  # what is drawn is drawn from the seed
+        for law in [*LAWS, CONSISTENCY] if no_fold else LAWS:
+            torch.manual_seed(seed)
+            obstacle = law.obstacle(model)
+            if no_fold and obstacle == no_fold:
+                continue  # said once, by the verdict
+            if law.once and not processes:
+                obstacle = "left out on request"
+            if obstacle is not None:
+                findings.append(
+                    Finding(law.name, law.statement, NOT_APPLICABLE, {}, reason=obstacle)
+                )
+            else:
                 findings.append(_put_to_the_test(law, model, width, tolerances, seed))
     return Report(type(model).__name__, tuple(findings))
 
