@@ -34,7 +34,7 @@ from setfold.absorbing import absorb_dense, combine_with
 from setfold.aggregate import STATISTICS, Aggregate, Count, Statistics, join, remove
 from setfold.chunk import Chunk
 from setfold.errors import InputError, StateMismatchError
-from setfold.fingerprint import TRACED, Fingerprint, fingerprint_of, first_tensor
+from setfold.fingerprint import Fingerprint, fingerprint_of, first_tensor
 from setfold.frame import checked_context, checked_slots
 from setfold.state import SetState
 
@@ -155,16 +155,7 @@ class StreamingSetEncoder(SetEncoder):
             like = first_tensor(self.shaping_modules())
             frame = checked_slots(slots, self.slot_dims, batch_size, like)
         context = checked_context(context, batch_size, self.has_features)
-        statistics = self.identity(batch_size, frame)
-        some = next(iter(statistics.values()))[0]
-        return SetState(
-            statistics,
-            torch.zeros(batch_size, dtype=torch.long, device=some.device),
-            frame=frame,
-            context=context,
-            aggregate=tuple(a.name for a in self.aggregates),
-            fingerprint=self._fingerprint(),
-        )
+        return self._begun(batch_size, frame, context, self._fingerprint())
 
     def update(
         self,
@@ -256,20 +247,39 @@ class StreamingSetEncoder(SetEncoder):
         like = first_tensor(self.shaping_modules())
         if like is not None:
             chunk.refuse_foreign(like.device, like.dtype)
-        state = self.initial_state(chunk.sets, context=context)
+        frame = self.draw_frame(None, None)
+        context = checked_context(context, chunk.sets, self.has_features)
+        # A state that nobody will see needs no fingerprint, and its joining can be left out.
+        state = self._begun(chunk.sets, frame, context, Fingerprint.unknown())
         if chunk.is_empty():
-            return self.finish(state.statistics, state.count, state.frame)
-        # The same primitives as the verbs; a state that nobody will see need not be joined.
+            return self.finish(state.statistics, state.count, frame)
         self._refuse_hidden(chunk)
         if chunk.index is not None:
             found = combine_with(self, state, chunk, join)
-            return self.finish(found, chunk.count(), state.frame)
-        prepared = self.prepare(state.frame)
-        found = absorb_dense(self, chunk.elements, chunk.mask, state.context, prepared)
-        chunk.refuse_broken(found)
-        return self.finish(found, chunk.count(), state.frame)
+        else:
+            found = absorb_dense(self, chunk.elements, chunk.mask, context, self.prepare(frame))
+            chunk.refuse_broken(found)
+        return self.finish(found, chunk.count(), frame)
 
     # ---- derived -----------------------------------------------------------------------------
+
+    def _begun(
+        self,
+        batch_size: int,
+        frame: tuple[Tensor, ...],
+        context: Tensor | None,
+        fingerprint: Fingerprint,
+    ) -> SetState:
+        statistics = self.identity(batch_size, frame)
+        some = next(iter(statistics.values()))[0]
+        return SetState(
+            statistics,
+            torch.zeros(batch_size, dtype=torch.long, device=some.device),
+            frame=frame,
+            context=context,
+            aggregate=tuple(a.name for a in self.aggregates),
+            fingerprint=fingerprint,
+        )
 
     def _chunk(
         self, state: SetState, elements: Tensor, mask: Tensor | None, index: Tensor | None
@@ -333,7 +343,7 @@ class StreamingSetEncoder(SetEncoder):
 
     def _fingerprint(self) -> Fingerprint:
         if torch.compiler.is_compiling():
-            return Fingerprint.from_digest(TRACED)
+            return Fingerprint.unknown()
         return fingerprint_of(self, self.shaping_modules())
 
     def _recognised(self, state: SetState) -> SetState:

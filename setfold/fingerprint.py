@@ -23,7 +23,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from setfold.errors import StateMismatchError
 from setfold.files import digest_of
 
-TRACED = "traced"  # in place of a digest, inside torch.compile
+UNKNOWN = "unknown"  # in place of a digest
 _current: weakref.WeakKeyDictionary[Module, Fingerprint] = weakref.WeakKeyDictionary()
 
 
@@ -91,6 +91,11 @@ class Fingerprint:
         self._structure, self._digest = "", digest
         return self
 
+    @classmethod
+    def unknown(cls) -> Fingerprint:
+        """What a state has that was made inside torch.compile, where weights cannot be told."""
+        return cls.from_digest(UNKNOWN)
+
     def belongs_to(self, encoder: Module) -> bool:
         """Whether this is the fingerprint of that very encoder, as it is now."""
         return self._owner is not None and self._owner() is encoder and self.is_current()
@@ -112,7 +117,7 @@ class Fingerprint:
     @property
     def digest(self) -> str:
         """The digest of the weights, the same in every process for the same weights."""
-        if self._digest == TRACED:
+        if self._digest == UNKNOWN:
             raise StateMismatchError(
                 "a state that was made inside torch.compile does not know its weights: make states "
                 "outside, and compile the encoder's forward."
