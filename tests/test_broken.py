@@ -50,53 +50,45 @@ class BeginsWithSomething(Sabotaged):
         return with_sums(super().initial_state(*args, **kwargs), lambda sums: sums + 1)
 
 
+def remade(kind, state, frame=None):
+    """The same state as one of another class, or with other slots."""
+    return kind(
+        state.statistics,
+        state.count,
+        frame=state.frame if frame is None else frame,
+        aggregate=state.aggregate,
+        fingerprint=state.fingerprint,
+    )
+
+
 class AveragingState(SetState):
     """Merges by averaging totals: a mean of chunk sums is no mean."""
 
     def merge(self, other):
-        merged = super().merge(other)
-        sums = (self.statistics["sum"][0] + other.statistics["sum"][0]) / 2
-        return AveragingState.of(merged.with_statistics({"sum": (sums,)}, merged.count))
-
-    @staticmethod
-    def of(state):
-        return AveragingState(
-            state.statistics,
-            state.count,
-            frame=state.frame,
-            aggregate=state.aggregate,
-            fingerprint=state.fingerprint,
-        )
+        return remade(AveragingState, with_sums(super().merge(other), lambda sums: sums / 2))
 
 
-class OneSidedState(AveragingState):
+class OneSidedState(SetState):
     """Remembers only the left side of a merge in full."""
 
     def merge(self, other):
-        merged = SetState.merge(self, other)
-        sums = self.statistics["sum"][0] + other.statistics["sum"][0] / 2
-        return OneSidedState.of(merged.with_statistics({"sum": (sums,)}, merged.count))
-
-    @staticmethod
-    def of(state):
-        averaging = AveragingState.of(state)
-        averaging.__class__ = OneSidedState
-        return averaging
+        merged, half = super().merge(other), other.statistics["sum"][0] / 2
+        return remade(OneSidedState, with_sums(merged, lambda sums: sums - half))
 
 
 @breaks("associativity")
 class Averages(Sabotaged):
     def initial_state(self, *args, **kwargs):
-        return AveragingState.of(super().initial_state(*args, **kwargs))
+        return remade(AveragingState, super().initial_state(*args, **kwargs))
 
     def update(self, state, elements, **kwargs):
-        return AveragingState.of(super().update(state, elements, **kwargs))
+        return remade(AveragingState, super().update(state, elements, **kwargs))
 
 
 @breaks("commutativity")
 class PrefersTheLeft(Sabotaged):
     def update(self, state, elements, **kwargs):
-        return OneSidedState.of(super().update(state, elements, **kwargs))
+        return remade(OneSidedState, super().update(state, elements, **kwargs))
 
 
 @breaks("any partition")
@@ -104,13 +96,7 @@ class RedrawsSlots(Sabotaged):
     """As published: new slots for every chunk."""
 
     def update(self, state, elements, **kwargs):
-        fresh = SetState(
-            state.statistics,
-            state.count,
-            frame=(torch.randn_like(state.frame[0]),),
-            aggregate=state.aggregate,
-            fingerprint=state.fingerprint,
-        )
+        fresh = remade(SetState, state, frame=(torch.randn_like(state.frame[0]),))
         seen = super().update(fresh, elements, **kwargs)
         return state.with_statistics(seen.statistics, seen.count)
 
@@ -176,26 +162,13 @@ class FrozenState(SetState):
     def merge(self, other):
         merged = super().merge(other)
         lost = tuple(torch.zeros_like(slots) for slots in merged.frame)
-        return SetState(
-            merged.statistics,
-            merged.count,
-            frame=lost,
-            aggregate=merged.aggregate,
-            fingerprint=merged.fingerprint,
-        )
+        return remade(SetState, merged, frame=lost)
 
 
 @breaks("update after merge")
 class LosesSlotsInMerge(Sabotaged):
     def update(self, state, elements, **kwargs):
-        seen = super().update(state, elements, **kwargs)
-        return FrozenState(
-            seen.statistics,
-            seen.count,
-            frame=seen.frame,
-            aggregate=seen.aggregate,
-            fingerprint=seen.fingerprint,
-        )
+        return remade(FrozenState, super().update(state, elements, **kwargs))
 
 
 class ForgetfulState(SetState):
@@ -212,14 +185,7 @@ class ForgetfulState(SetState):
 @breaks("save and load")
 class SavesRoughly(Sabotaged):
     def update(self, state, elements, **kwargs):
-        seen = super().update(state, elements, **kwargs)
-        return ForgetfulState(
-            seen.statistics,
-            seen.count,
-            frame=seen.frame,
-            aggregate=seen.aggregate,
-            fingerprint=seen.fingerprint,
-        )
+        return remade(ForgetfulState, super().update(state, elements, **kwargs))
 
 
 class DiffersElsewhere(nn.Module):
