@@ -39,7 +39,7 @@ from setfold.frame import checked_context, checked_slots
 from setfold.state import SetState
 
 SMALL_CHUNK = 1 << 13  # numbers in a chunk that is put aside rather than absorbed at once
-PENDING_BYTES = 1 << 18  # what a state may have put aside before it absorbs it all together
+PENDING_BYTES = 1 << 19  # what a state may have put aside before it absorbs it all together
 PENDING_CHUNKS = 256
 ORDINARY = 1e6  # larger numbers might overflow on the way, so they are never put aside
 
