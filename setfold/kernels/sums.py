@@ -95,7 +95,8 @@ def _sums_from_tensors(
 ) -> Tensor:
     """`plain_sums` with its tensors laid out flat, as the replay hands them over."""
     projection = tensors[parts:] or None
-    return plain_sums(elements, mask, attention, form(*tensors[:parts]), projection)  # type: ignore[arg-type]
+    scores = form(*tensors[:parts])  # type: ignore[arg-type]  # as many and as such as it was made of
+    return plain_sums(elements, mask, attention, scores, projection)  # type: ignore[arg-type]  # likewise
 
 
 def _unweighted_sums(
