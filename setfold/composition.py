@@ -89,15 +89,15 @@ class Composition(StreamingSetEncoder):
     def featurize(self, elements: Tensor, mask: Tensor | None, context: Tensor | None) -> Tensor:
         if self.features is None:
             found = elements
-        elif context is not None:
-            found = self._featurize_with(context, elements, mask)
-        elif mask is None or torch.compiler.is_compiling():
-            shown = elements if mask is None else _with_stand_ins(elements, mask)
-            found = self.features(shown.flatten(0, 1)).unflatten(0, elements.shape[:2])
-            found = found if mask is None else found.masked_fill(~mask.unsqueeze(-1), 0)
-        else:  # features may make anything of what is not there, so they do not see it
+        elif mask is None:
+            found = self._featurize_all(elements, context)
+        elif context is None and not torch.compiler.is_compiling():
+            # features may make anything of what is not there, so they do not see it
             made = self.features(elements[mask])
             found = made.new_zeros(*mask.shape, *made.shape[1:]).index_put((mask,), made)
+        else:  # whole sets are needed, so something must stand in for what is hidden
+            found = self._featurize_all(_with_stand_ins(elements, mask), context)
+            found = found.masked_fill(~mask.unsqueeze(-1), 0)
         width = self.encoder.dim_in
         if width is not None and found.shape[2:] != (width,):
             raise InputError(
@@ -106,13 +106,11 @@ class Composition(StreamingSetEncoder):
             )
         return self.encoder.featurize(found, mask, context if self.features is None else None)
 
-    def _featurize_with(self, context: Tensor, elements: Tensor, mask: Tensor | None) -> Tensor:
-        """Features that look at a context take whole sets, so hidden elements need stand-ins."""
+    def _featurize_all(self, elements: Tensor, context: Tensor | None) -> Tensor:
         assert self.features is not None
-        if mask is None:
+        if context is not None:
             return self.features(elements, context)
-        found = self.features(_with_stand_ins(elements, mask), context)
-        return found.masked_fill(~mask.unsqueeze(-1), 0)
+        return self.features(elements.flatten(0, 1)).unflatten(0, elements.shape[:2])
 
     def shaping_modules(self) -> tuple[nn.Module, ...]:
         features = () if self.features is None else (self.features,)

@@ -16,17 +16,6 @@ knows nothing of setfold catch what it would expect to catch.
 
 from __future__ import annotations
 
-__all__ = [
-    "CancelledAttentionWarning",
-    "DescriptionError",
-    "FileError",
-    "InputError",
-    "NonFiniteError",
-    "NotRemovableError",
-    "SetfoldError",
-    "StateMismatchError",
-]
-
 
 class SetfoldError(Exception):
     """The base of all of setfold's errors."""

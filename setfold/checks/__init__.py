@@ -52,11 +52,11 @@ def check(
     if not isinstance(model, nn.Module):
         raise InputError(f"check takes a torch.nn.Module; got {type(model).__name__}.")
     own = getattr(model, "dim_in", None)
-    if dim_in is None and own is None:
+    width = own if dim_in is None else dim_in
+    if width is None:
         raise InputError("say how wide the elements are: setfold.check(model, dim_in=...).")
-    if None not in (dim_in, own) and dim_in != own:
+    if own not in (None, width):
         raise InputError(f"the model takes elements of width {own}; dim_in says {dim_in}.")
-    width = int(own if dim_in is None else dim_in)  # type: ignore[arg-type]  # one of them is known
     tolerances = TOLERANCES if tolerances is None else tolerances
     no_fold = streams(model)
     findings = []

@@ -1,6 +1,7 @@
 """Pure tensor functions for the hot paths: no modules, no states, no validation.
 
     scores.py    elements -> logits over slots -> weights over slots
+    precision.py the precision of running totals, whatever autocast says
     tiles.py     how a batch of sets is cut into cache-sized pieces
     sums.py      sum_i W_ij x_i and sum_i W_ij, forward and backward in constant memory
     extrema.py   max_i W_ij v_i, with gradients through the winning elements only
