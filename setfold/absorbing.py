@@ -9,10 +9,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from setfold.aggregate import Statistics, join
 from setfold.chunk import Chunk
 from setfold.kernels.ragged import group_by_length
 from setfold.state import SetState
+from setfold.statistic import Statistics, join
 
 FEATURE_ROWS = 1 << 16  # elements that go through a feature network at once when no graph is kept
 
@@ -24,7 +24,7 @@ class Absorber(Protocol):
     def has_features(self) -> bool: ...
     def absorb(self, elements: Tensor, mask: Tensor | None, prepared: Any) -> Statistics: ...
     def featurize(
-        self, elements: Tensor, mask: Tensor | None, context: Tensor | None
+        self, elements: Tensor, mask: Tensor | None, context: tuple[Tensor, ...]
     ) -> Tensor: ...
     def prepare(self, frame: tuple[Tensor, ...]) -> Any: ...
     def prepared_for(self, state: SetState) -> Any: ...
@@ -63,7 +63,7 @@ def absorb_dense(
     encoder: Absorber,
     elements: Tensor,
     mask: Tensor | None,
-    context: Tensor | None,
+    context: tuple[Tensor, ...],
     prepared: Any,
 ) -> Statistics:
     """Featurize and absorb; without a graph, some rows at a time, so that memory stays flat."""
@@ -99,14 +99,12 @@ def _length_by_length(
     """What a ragged chunk adds to the sets of each length, which make dense batches."""
     assert chunk.index is not None
     elements, context, prepared = chunk.elements, state.context, encoder.prepared_for(state)
-    if (
-        encoder.has_features and context is None
-    ):  # each row on its own, so before the rows are sorted into sets
+    if encoder.has_features and not context:  # each row on its own, so before they are sorted
         step = elements.shape[0] if torch.is_grad_enabled() else FEATURE_ROWS
         pieces = elements.unsqueeze(0).split(step, 1)
-        elements = torch.cat([encoder.featurize(p, None, None) for p in pieces], 1).squeeze(0)
+        elements = torch.cat([encoder.featurize(p, None, ()) for p in pieces], 1).squeeze(0)
     for sets, rows, mask in group_by_length(chunk.index, state.batch_size):
         some = elements[rows]  # (b, length, d)
-        if context is not None:
-            some = encoder.featurize(some, mask, context[sets])
+        if context:
+            some = encoder.featurize(some, mask, tuple(part[sets] for part in context))
         yield sets, encoder.absorb(some, mask, prepared)

@@ -1,9 +1,7 @@
-"""What a state keeps, and what is read from it.
+"""What is read from a state.
 
-A `Statistic` is what a state keeps: a commutative monoid on a few tensors, with an identity, a way
-to absorb a chunk and a way to join. An `Aggregate` is one way of reading a statistic; several
-aggregates may read the same one (sum, mean, weighted_mean and mass all read sums), so a list of
-aggregates costs no more state than it must.
+An `Aggregate` is one way of reading a statistic; several aggregates may read the same one (sum,
+mean, weighted_mean and mass all read sums), so a list of them costs no more state than it must.
 
     aggregate       reads                                  statistic
     sum             sum_i c_ij                             sum
@@ -11,129 +9,25 @@ aggregates costs no more state than it must.
     weighted_mean   sum_i W_ij v_i / sum_i W_ij            sum
     mass            sum_i W_ij / n                         sum
     max, min        max_i c_ij, min_i c_ij                 max, min
+    attention       sum_i softmax_i(l_ij) v_i              softmax
+    variance        sum_i (v_i - mean)^2 / n               moments
+
+The last two are not for choosing: they are what the encoders of those names read.
 """
 
 from __future__ import annotations
 
-import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from setfold.errors import InputError, NonFiniteError, NotRemovableError
-from setfold.kernels.precision import accumulator_dtype
+from setfold.errors import InputError
+from setfold.statistic import spread
 
-Parts = tuple[Tensor, ...]  # the tensors of one statistic, each (B, ...)
-Statistics = dict[str, Parts]  # by the name of the statistic: what a state keeps
 Count = Tensor | int  # elements by set (B,), or one positive number for all of them
-
-
-class Statistic(ABC):
-    """A commutative monoid on tuples of tensors: what a state keeps of the elements it saw."""
-
-    name: ClassVar[str]
-    removable: ClassVar[bool] = False
-    empty: ClassVar[float]
-
-    def identity(self, *shapes: tuple[int, ...], device: torch.device) -> Parts:
-        """The parts of sets without elements, by their shapes (B, ...)."""
-        dtype = accumulator_dtype(device)
-        return tuple(torch.full(shape, self.empty, dtype=dtype, device=device) for shape in shapes)
-
-    @abstractmethod
-    def absorb(self, values: Tensor, mask: Tensor | None) -> Tensor:
-        """Aggregate values (B, n, ...) over the elements that the mask (B, n) shows."""
-
-    @abstractmethod
-    def join(self, left: Parts, right: Parts) -> Parts:
-        """The parts of the union of two disjoint sets."""
-
-    def remove(self, left: Parts, right: Parts) -> Parts:
-        """The parts of `left` without the elements of `right`."""
-        raise NotRemovableError(
-            f"elements cannot be removed from a {self.name}: what was second is not in the state. "
-            'Use aggregate="sum", "mean" or "weighted_mean", or fold the remaining elements anew.'
-        )
-
-
-class Sum(Statistic):
-    """Running totals."""
-
-    name, removable, empty = "sum", True, 0.0
-
-    def absorb(self, values: Tensor, mask: Tensor | None) -> Tensor:
-        """Add up what the mask shows.
-
-        >>> Sum().absorb(torch.tensor([[1.0, 2.0, 4.0]]), torch.tensor([[True, False, True]]))
-        tensor([5.], dtype=torch.float64)
-        """
-        if mask is not None:
-            values = values * _spread(mask, values)
-        return values.sum(1, dtype=accumulator_dtype(values.device))
-
-    def join(self, left: Parts, right: Parts) -> Parts:
-        return tuple(a + b for a, b in zip(left, right, strict=True))
-
-    def remove(self, left: Parts, right: Parts) -> Parts:
-        return tuple(a - b for a, b in zip(left, right, strict=True))
-
-
-class Max(Statistic):
-    """Running element-wise maxima."""
-
-    name, empty = "max", -torch.inf
-
-    def absorb(self, values: Tensor, mask: Tensor | None) -> Tensor:
-        if values.shape[1] == 0:
-            return values.new_full((values.shape[0], *values.shape[2:]), self.empty)
-        if mask is not None:
-            values = values.masked_fill(~_spread(mask, values), self.empty)
-        return values.amax(1)
-
-    def join(self, left: Parts, right: Parts) -> Parts:
-        return tuple(torch.maximum(a, b) for a, b in zip(left, right, strict=True))
-
-
-class Min(Statistic):
-    """Running element-wise minima: the maximum of the negated values, negated."""
-
-    name, empty = "min", torch.inf
-
-    def absorb(self, values: Tensor, mask: Tensor | None) -> Tensor:
-        return -Max().absorb(-values, mask)
-
-    def join(self, left: Parts, right: Parts) -> Parts:
-        return tuple(torch.minimum(a, b) for a, b in zip(left, right, strict=True))
-
-
-STATISTICS: dict[str, Statistic] = {s.name: s for s in (Sum(), Max(), Min())}
-
-
-def join(left: Statistics, right: Statistics) -> Statistics:
-    """The statistics of the union of disjoint sets, set by set."""
-    return {name: STATISTICS[name].join(parts, right[name]) for name, parts in left.items()}
-
-
-def remove(left: Statistics, right: Statistics) -> Statistics:
-    """The statistics of `left` without the elements of `right`, set by set."""
-    return {name: STATISTICS[name].remove(parts, right[name]) for name, parts in left.items()}
-
-
-def refuse_non_finite(found: Statistics) -> None:
-    """Raise if statistics are not finite; where an empty set is infinite, that is allowed."""
-    for name, parts in found.items():
-        for part in parts:
-            empty = STATISTICS[name].empty
-            shown = part if math.isfinite(empty) else torch.where(part == empty, 0, part)
-            if not math.isfinite(shown.detach().sum().item()) and not bool(shown.isfinite().all()):
-                raise NonFiniteError(
-                    f"the elements are finite, but their {name} is not: they are too large, or the feature "
-                    "network makes NaN or infinity of them. The state is as it was."
-                )
 
 
 @dataclass(frozen=True)
@@ -163,7 +57,7 @@ def _total(value: Tensor, count: Count, mass: Any) -> Tensor:
 
 
 def _mean(value: Tensor, count: Count, mass: Any) -> Tensor:
-    return value / (_spread(count.clamp_min(1), value) if isinstance(count, Tensor) else count)
+    return value / (spread(count.clamp_min(1), value) if isinstance(count, Tensor) else count)
 
 
 def _weighted_mean(value: Tensor, count: Count, mass: Tensor) -> Tensor:
@@ -175,7 +69,7 @@ def _mean_mass(value: Tensor, count: Count, mass: Tensor) -> Tensor:
 
 
 def _extremum(value: Tensor, count: Count, mass: Any) -> Tensor:
-    return value.masked_fill(_spread(count == 0, value), 0) if isinstance(count, Tensor) else value
+    return value.masked_fill(spread(count == 0, value), 0) if isinstance(count, Tensor) else value
 
 
 AGGREGATES: dict[str, Aggregate] = {
@@ -189,6 +83,8 @@ AGGREGATES: dict[str, Aggregate] = {
         Aggregate("min", "min", _extremum),
     )
 }
+ATTENTION = Aggregate("attention", "softmax", _weighted_mean, needs_mass=True)
+VARIANCE = Aggregate("variance", "moments", _mean)
 
 
 def parse_aggregates(aggregate: str | Sequence[str], *, weighted: bool) -> tuple[Aggregate, ...]:
@@ -234,8 +130,3 @@ def read(
     """
     readings = [a.finish(values[a.statistic], count, mass) for a in aggregates]
     return readings[0] if len(readings) == 1 else torch.cat(readings, -1)
-
-
-def _spread(per_set: Tensor, like: Tensor) -> Tensor:
-    """Trailing dimensions of size 1 until `per_set` broadcasts against `like`."""
-    return per_set.reshape(*per_set.shape, *(1,) * (like.dim() - per_set.dim()))

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from setfold.aggregate import Count, Statistics, refuse_non_finite
+from setfold.aggregate import Count
 from setfold.errors import InputError, NonFiniteError
+from setfold.statistic import Statistics, refuse_non_finite
 
 
 @dataclass(frozen=True, slots=True)

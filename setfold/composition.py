@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from setfold.aggregate import Count, Statistics
+from setfold.aggregate import Count
 from setfold.encoder import StreamingSetEncoder
 from setfold.errors import CancelledAttentionWarning, InputError
+from setfold.statistic import Statistics
 
 
 class Composition(StreamingSetEncoder):
@@ -19,7 +20,8 @@ class Composition(StreamingSetEncoder):
     Args:
         encoder: any streaming encoder.
         features: a module applied to each element: (N, ...) -> (N, d). Where the state has a
-            context it is called as features(elements (B, n, ...), context (B, ...)) -> (B, n, d).
+            context it is called as features(elements (B, n, ...), context (B, ...)) -> (B, n, d),
+            with as many contexts as there were earlier passes.
         head: any module on the encoder's readout (B, ...).
 
     >>> import setfold
@@ -86,31 +88,19 @@ class Composition(StreamingSetEncoder):
     def prepare(self, frame: tuple[Tensor, ...]) -> Any:
         return self.encoder.prepare(frame)
 
-    def featurize(self, elements: Tensor, mask: Tensor | None, context: Tensor | None) -> Tensor:
-        if self.features is None:
-            found = elements
-        elif mask is None:
-            found = self._featurize_all(elements, context)
-        elif context is None and not torch.compiler.is_compiling():
-            # features may make anything of what is not there, so they do not see it
-            made = self.features(elements[mask])
-            found = made.new_zeros(*mask.shape, *made.shape[1:]).index_put((mask,), made)
-        else:  # whole sets are needed, so something must stand in for what is hidden
-            found = self._featurize_all(_with_stand_ins(elements, mask), context)
-            found = found.masked_fill(~mask.unsqueeze(-1), 0)
+    def featurize(
+        self, elements: Tensor, mask: Tensor | None, context: tuple[Tensor, ...]
+    ) -> Tensor:
+        found = elements
+        if self.features is not None:
+            found = apply_features(self.features, elements, mask, context)
         width = self.encoder.dim_in
         if width is not None and found.shape[2:] != (width,):
             raise InputError(
                 f"the features put out {tuple(found.shape[2:])} for each element; the "
                 f"{type(self.encoder).__name__} takes ({width},)."
             )
-        return self.encoder.featurize(found, mask, context if self.features is None else None)
-
-    def _featurize_all(self, elements: Tensor, context: Tensor | None) -> Tensor:
-        assert self.features is not None
-        if context is not None:
-            return self.features(elements, context)
-        return self.features(elements.flatten(0, 1)).unflatten(0, elements.shape[:2])
+        return self.encoder.featurize(found, mask, context if self.features is None else ())
 
     def shaping_modules(self) -> tuple[nn.Module, ...]:
         features = () if self.features is None else (self.features,)
@@ -135,6 +125,30 @@ class SlotPool(nn.Module):
 
     def forward(self, encoding: Tensor) -> Tensor:
         return encoding.mean(1) if self.reduce == "mean" else encoding.sum(1)
+
+
+def apply_features(
+    features: nn.Module, elements: Tensor, mask: Tensor | None, context: tuple[Tensor, ...] = ()
+) -> Tensor:
+    """Features (B, n, d) of elements (B, n, ...), zeros where the mask hides one.
+
+    Args:
+        features: (N, ...) -> (N, d), or with a context (B, n, ...), *context -> (B, n, d).
+        elements: (B, n, ...).
+        mask: (B, n), True where present, or None.
+        context: what the elements look at besides themselves, each (B, ...).
+    """
+    if mask is None:
+        if context:
+            return features(elements, *context)
+        return features(elements.flatten(0, 1)).unflatten(0, elements.shape[:2])
+    if not context and not torch.compiler.is_compiling():
+        # features may make anything of what is not there, so they do not see it
+        made = features(elements[mask])
+        return made.new_zeros(*mask.shape, *made.shape[1:]).index_put((mask,), made)
+    # whole sets are needed, so something must stand in for what is hidden
+    found = apply_features(features, _with_stand_ins(elements, mask), None, context)
+    return found.masked_fill(~mask.unsqueeze(-1), 0)
 
 
 def _with_stand_ins(elements: Tensor, mask: Tensor) -> Tensor:

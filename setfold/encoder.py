@@ -4,9 +4,11 @@ A set encoding here is a fold: begin with an empty state, absorb the set chunk b
 order, merge states that were made elsewhere, read the vector out. The answer is the one that the
 whole set would have given; that property is Mini-Batch Consistency.
 
-    SetEncoder             forward only: all elements of a set must be there at once
-    StreamingSetEncoder    adds initial_state, update, remove, readout; forward composes them
-    Composition            features (per element) -> streaming encoder -> head (composition.py)
+    SetEncoder             forward only
+      StreamingSetEncoder  adds initial_state, update, remove, readout; forward composes them
+        Composition        features (per element) -> streaming encoder -> head (composition.py)
+      WholeSetEncoder      all elements of a set must be there at once (whole.py)
+        MultiPassSetEncoder  unless they can be read again: several folds in a row (passes.py)
 
 An encoder that folds is made of three primitives, each a pure function of tensors:
 
@@ -31,12 +33,13 @@ import torch
 from torch import Tensor, nn
 
 from setfold.absorbing import absorb_dense, combine_with
-from setfold.aggregate import STATISTICS, Aggregate, Count, Statistics, join, remove
+from setfold.aggregate import Aggregate, Count
 from setfold.chunk import Chunk
 from setfold.errors import InputError, StateMismatchError
 from setfold.fingerprint import Fingerprint, fingerprint_of, first_tensor
 from setfold.frame import checked_context, checked_slots
 from setfold.state import SetState
+from setfold.statistic import STATISTICS, Statistics, join, remove
 
 SMALL_CHUNK = 1 << 13  # numbers in a chunk that is put aside rather than absorbed at once
 PENDING_BYTES = 1 << 19  # what a state may have put aside before it absorbs it all together
@@ -45,7 +48,15 @@ ORDINARY = 1e6  # larger numbers might overflow on the way, so they are never pu
 
 
 class SetEncoder(nn.Module, ABC):
-    """Maps sets (B, n, d) to encodings (B, ...), the same for every order of the elements."""
+    """Maps sets (B, n, d) to encodings (B, ...), the same for every order of the elements.
+
+    Attributes:
+        dim_in: width d of the elements; None where a feature network decides.
+        passes: how often the chunks of a set must be read to fold it; None if it cannot be folded.
+    """
+
+    dim_in: int | None
+    passes: int | None = None
 
     @abstractmethod
     def forward(self, elements: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -56,7 +67,6 @@ class StreamingSetEncoder(SetEncoder):
     """A set encoder that folds: its result does not depend on how a set is cut up.
 
     Attributes:
-        dim_in: width d of the elements; None where a feature network decides.
         aggregates: what is read from the state.
         slot_dims: the slot size h of each level; empty without slots.
         slot_axis: the axis of the encoding along which slots lie, None if they are mixed.
@@ -66,7 +76,7 @@ class StreamingSetEncoder(SetEncoder):
             which the state keeps a copy, and on no weight that could change meanwhile.
     """
 
-    dim_in: int | None
+    passes = 1
     aggregates: tuple[Aggregate, ...]
     slot_dims: tuple[int, ...] = ()
     slot_axis: int | None = None
@@ -104,7 +114,9 @@ class StreamingSetEncoder(SetEncoder):
         """What `absorb` needs of the frame and the weights, derived once for many chunks."""
         return None
 
-    def featurize(self, elements: Tensor, mask: Tensor | None, context: Tensor | None) -> Tensor:
+    def featurize(
+        self, elements: Tensor, mask: Tensor | None, context: tuple[Tensor, ...]
+    ) -> Tensor:
         """What is done to each element on its own, before `absorb`. Nothing, by default."""
         return elements
 
@@ -126,7 +138,7 @@ class StreamingSetEncoder(SetEncoder):
         num_slots: int | None = None,
         generator: torch.Generator | None = None,
         slots: Tensor | Sequence[Tensor] | None = None,
-        context: Tensor | None = None,
+        context: Tensor | Sequence[Tensor] | None = None,
     ) -> SetState:
         """The state of empty sets; draws the slots.
 
@@ -138,7 +150,8 @@ class StreamingSetEncoder(SetEncoder):
             num_slots: another K than the encoder was made with (random slots only).
             generator: draws the slots reproducibly, in training and in evaluation.
             slots: the slots themselves, (K, h) or (B, K, h); one such tensor per level.
-            context: (B, ...), the readout of an earlier pass, for features that take one.
+            context: (B, ...), the readout of an earlier pass, for features that take one; or
+                the readouts of several.
         """
         if not isinstance(batch_size, int | torch.SymInt) or batch_size < 0:
             raise InputError(f"batch_size must be a whole number, 0 or more; got {batch_size!r}.")
@@ -154,8 +167,8 @@ class StreamingSetEncoder(SetEncoder):
                 raise InputError("give slots, or num_slots and generator to draw them, not both.")
             like = first_tensor(self.shaping_modules())
             frame = checked_slots(slots, self.slot_dims, batch_size, like)
-        context = checked_context(context, batch_size, self.has_features)
-        return self._begun(batch_size, frame, context, self._fingerprint())
+        seen = checked_context(context, batch_size, self.has_features)
+        return self._begun(batch_size, frame, seen, self._fingerprint())
 
     def update(
         self,
@@ -209,9 +222,9 @@ class StreamingSetEncoder(SetEncoder):
         statistics = {}
         for name, parts in left.statistics.items():
             where = [emptied.reshape(-1, *(1,) * (p.dim() - 1)) for p in parts]
-            nothing = STATISTICS[name].empty
+            empty = STATISTICS[name].empty
             statistics[name] = tuple(
-                p.masked_fill(w, nothing) for p, w in zip(parts, where, strict=True)
+                p.masked_fill(w, e) for p, w, e in zip(parts, where, empty, strict=True)
             )
         return left.with_statistics(statistics, left.count)
 
@@ -227,7 +240,7 @@ class StreamingSetEncoder(SetEncoder):
         *,
         index: Tensor | None = None,
         batch_size: int | None = None,
-        context: Tensor | None = None,
+        context: Tensor | Sequence[Tensor] | None = None,
     ) -> Tensor:
         """Encode whole sets: initial_state, update and readout in one.
 
@@ -236,7 +249,7 @@ class StreamingSetEncoder(SetEncoder):
             mask: (B, n), True where an element is present.
             index: (N,), the set of each row; needs batch_size.
             batch_size: the number of sets of a ragged batch.
-            context: (B, ...), the readout of an earlier pass.
+            context: (B, ...), the readout of an earlier pass, or of several.
         """
         if index is not None and batch_size is None:
             raise InputError(
@@ -248,16 +261,16 @@ class StreamingSetEncoder(SetEncoder):
         if like is not None:
             chunk.refuse_foreign(like.device, like.dtype)
         frame = self.draw_frame(None, None)
-        context = checked_context(context, chunk.sets, self.has_features)
+        seen = checked_context(context, chunk.sets, self.has_features)
         # A state that nobody will see needs no fingerprint, and its joining can be left out.
-        state = self._begun(chunk.sets, frame, context, Fingerprint.unknown())
+        state = self._begun(chunk.sets, frame, seen, Fingerprint.unknown())
         if chunk.is_empty():
             return self.finish(state.statistics, state.count, frame)
         self._refuse_hidden(chunk)
         if chunk.index is not None:
             found = combine_with(self, state, chunk, join)
         else:
-            found = absorb_dense(self, chunk.elements, chunk.mask, context, self.prepare(frame))
+            found = absorb_dense(self, chunk.elements, chunk.mask, seen, self.prepare(frame))
             chunk.refuse_broken(found)
         return self.finish(found, chunk.count(), frame)
 
@@ -267,7 +280,7 @@ class StreamingSetEncoder(SetEncoder):
         self,
         batch_size: int,
         frame: tuple[Tensor, ...],
-        context: Tensor | None,
+        context: tuple[Tensor, ...],
         fingerprint: Fingerprint,
     ) -> SetState:
         statistics = self.identity(batch_size, frame)

@@ -45,22 +45,26 @@ def _checked_level(slots: Tensor, dim: int, batch_size: int, like: Tensor | None
     return slots.clone()  # a state must not live off the caller's memory
 
 
-def checked_context(context: Tensor | None, batch_size: int, wanted: bool) -> Tensor | None:
-    """A context of its own memory, one for each set; None stays None.
+def checked_context(
+    context: Tensor | Sequence[Tensor] | None, batch_size: int, wanted: bool
+) -> tuple[Tensor, ...]:
+    """What earlier passes found, each (B, ...) in memory of its own; nothing for None.
 
     Args:
-        context: (B, ...).
+        context: (B, ...), or several such tensors.
         batch_size: the number B of sets.
         wanted: whether there are features that could look at it.
     """
     if context is None:
-        return None
-    if not isinstance(context, Tensor):
-        raise InputError(f"context must be a tensor; got {type(context).__name__}.")
-    if context.shape[:1] != (batch_size,):
-        raise InputError(
-            f"context must be ({batch_size}, ...), one per set; got {tuple(context.shape)}."
-        )
-    if not wanted:
+        return ()
+    parts = (context,) if isinstance(context, Tensor) else tuple(context)
+    for part in parts:
+        if not isinstance(part, Tensor):
+            raise InputError(f"context must be a tensor or several; got {type(part).__name__}.")
+        if part.shape[:1] != (batch_size,):
+            raise InputError(
+                f"context must be ({batch_size}, ...), one per set; got {tuple(part.shape)}."
+            )
+    if parts and not wanted:
         raise InputError("this encoder has no features that could look at a context: leave it out.")
-    return context.clone()
+    return tuple(part.clone() for part in parts)

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from setfold import files
-from setfold.aggregate import STATISTICS, Parts, Statistics, join, refuse_non_finite
 from setfold.errors import FileError, InputError, StateMismatchError
 from setfold.fingerprint import Fingerprint
+from setfold.statistic import STATISTICS, Parts, Statistics, join, refuse_non_finite
 
 _ABSORBING = threading.RLock()
 
@@ -39,7 +39,7 @@ class SetState:
         count: (B,), the number of elements seen, int64.
         frame: what was fixed at the beginning: the slots of each level, each (1, K, h) where all
             sets share them or else (B, K, h).
-        context: the readout of an earlier pass, (B, ...), or None.
+        context: the readouts of earlier passes, each (B, ...); empty in a first pass.
         aggregate: the names of the aggregates that will be read.
         fingerprint: the weights that shape the state.
 
@@ -68,7 +68,7 @@ class SetState:
         count: Tensor,
         *,
         frame: tuple[Tensor, ...] = (),
-        context: Tensor | None = None,
+        context: tuple[Tensor, ...] = (),
         aggregate: tuple[str, ...],
         fingerprint: Fingerprint,
         prepared: Any = None,
@@ -176,7 +176,7 @@ class SetState:
             _refuse(doing, "device", self.device, other.device, "move one with state.to(device)")
         if self._shapes() != other._shapes():
             _refuse(doing, "shapes", self._shapes(), other._shapes())
-        mine, others = self._context_shape(), other._context_shape()
+        mine, others = self._context_shapes(), other._context_shapes()
         if mine != others:
             _refuse(doing, "contexts", mine, others, "both must follow the same earlier pass")
         if not self.fingerprint.matches(other.fingerprint):
@@ -193,7 +193,7 @@ class SetState:
                 "same slots. Begin both from one initial_state, use encoder.eval(), whose slots are "
                 "the same everywhere, or give both the same generator seed."
             )
-        if not _same(self.context, other.context):
+        if not all(_same(a, b) for a, b in zip(self.context, other.context, strict=True)):
             raise StateMismatchError(
                 "cannot merge states with different contexts: both must follow the same earlier pass."
             )
@@ -204,8 +204,8 @@ class SetState:
         shapes["slots"] = [tuple(slots.shape[1:]) for slots in self.frame]
         return shapes
 
-    def _context_shape(self) -> tuple[int, ...] | None:
-        return None if self.context is None else tuple(self.context.shape[1:])
+    def _context_shapes(self) -> list[tuple[int, ...]]:
+        return [tuple(part.shape[1:]) for part in self.context]
 
     def _tensors(self) -> dict[str, Tensor]:
         """All tensors by name, as they are laid out in a file."""
@@ -214,8 +214,7 @@ class SetState:
         }
         named["count"] = self.count
         named |= {f"slots.{i}": slots for i, slots in enumerate(self.frame)}
-        if self.context is not None:
-            named["context"] = self.context
+        named |= {f"context.{i}": part for i, part in enumerate(self.context)}
         return named
 
     @classmethod
@@ -231,7 +230,7 @@ class SetState:
             statistics,
             named["count"],
             frame=numbered("slots"),
-            context=named.get("context"),
+            context=numbered("context"),
             aggregate=tuple(aggregate),
             fingerprint=fingerprint,
         )
@@ -335,11 +334,11 @@ class SetState:
         return SetState._from_tensors, (named, self.aggregate, self.fingerprint)
 
 
-def _same(left: Tensor | None, right: Tensor | None) -> bool:
+def _same(left: Tensor, right: Tensor) -> bool:
     """Whether two tensors are equal, or one holds for every set what the other holds for one."""
     if left is right:
         return True
-    if left is None or right is None or left.shape[1:] != right.shape[1:]:
+    if left.shape[1:] != right.shape[1:]:
         return False
     shape = torch.broadcast_shapes(left.shape, right.shape)
     return torch.equal(left.expand(shape), right.expand(shape))

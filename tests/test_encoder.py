@@ -184,7 +184,7 @@ def test_what_is_no_state_is_refused(state):
         ({"slots": draw(4, 6).to(META)}, "meta"),
         ({"slots": [[0.0] * 6]}, "list"),
         ({"context": draw(3, 4)}, r"context must be \(2, ...\), one per set; got \(3, 4\)"),
-        ({"context": [1.0, 2.0]}, "list"),
+        ({"context": [1.0, 2.0]}, "float"),
     ],
     ids=[
         *("batch_size", "num_slots", "width of slots", "sets of slots", "levels", "slots and K"),

@@ -38,8 +38,8 @@ def _features_mix(model: Any, elements: Tensor) -> bool:
     half = elements.shape[1] // 2
     try:
         with torch.no_grad():
-            together = model.featurize(elements, None, None)[:, :half]
-            alone = model.featurize(elements[:, :half], None, None)
+            together = model.featurize(elements, None, ())[:, :half]
+            alone = model.featurize(elements[:, :half], None, ())
         return not torch.allclose(together, alone, rtol=1e-4, atol=1e-6)
     except Exception:  # features that cannot be called like this tell nothing
         return False

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from setfold.aggregate import STATISTICS
 from setfold.checks.elsewhere import fold_in_another_process
 from setfold.state import SetState
+from setfold.statistic import STATISTICS
 
 Model = Any  # anything with the verbs of a StreamingSetEncoder, or just a forward
 Pair = tuple[Tensor, Tensor]  # what came, what was expected

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from setfold.aggregate import STATISTICS, Count, Statistics, parse_aggregates, read, statistics_of
+from setfold.aggregate import Count, parse_aggregates, read, statistics_of
+from setfold.arguments import refuse_sizes
 from setfold.composition import Composition
 from setfold.encoder import StreamingSetEncoder
-from setfold.errors import InputError
+from setfold.statistic import REDUCTIONS, Statistics
 
 
 class Pool(StreamingSetEncoder):
@@ -31,8 +32,7 @@ class Pool(StreamingSetEncoder):
 
     def __init__(self, dim_in: int, aggregate: str | Sequence[str] = "mean") -> None:
         super().__init__()
-        if not isinstance(dim_in, int) or dim_in < 1:
-            raise InputError(f"dim_in must be a whole number, 1 or more; got {dim_in!r}.")
+        refuse_sizes(dim_in=dim_in)
         self.dim_in = dim_in
         self.aggregate = aggregate if isinstance(aggregate, str) else list(aggregate)
         self.aggregates = parse_aggregates(aggregate, weighted=False)
@@ -52,12 +52,12 @@ class Pool(StreamingSetEncoder):
     def identity(self, batch_size: int, frame: tuple[Tensor, ...]) -> Statistics:
         shape = (batch_size, self.dim_in)
         return {
-            name: STATISTICS[name].identity(shape, device=self.like.device)
+            name: REDUCTIONS[name].identity(shape, device=self.like.device)
             for name in self.statistic_names
         }
 
     def absorb(self, elements: Tensor, mask: Tensor | None, prepared: Any) -> Statistics:
-        return {name: (STATISTICS[name].absorb(elements, mask),) for name in self.statistic_names}
+        return {name: REDUCTIONS[name].absorb(elements, mask) for name in self.statistic_names}
 
     def finish(self, statistics: Statistics, count: Count, frame: tuple[Tensor, ...]) -> Tensor:
         values = {name: parts[0] for name, parts in statistics.items()}

@@ -10,10 +10,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from setfold.aggregate import Count, Statistics
+from setfold.aggregate import Count
 from setfold.encoder import StreamingSetEncoder
 from setfold.encoders.slot_set import Prepared, SlotSetEncoder
 from setfold.errors import CancelledAttentionWarning, InputError
+from setfold.statistic import Statistics
 
 
 class HierarchicalSlotSetEncoder(StreamingSetEncoder):

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize, pad
 
-from setfold.aggregate import STATISTICS, Count, Statistics, parse_aggregates, read, statistics_of
+from setfold.aggregate import Count, parse_aggregates, read, statistics_of
+from setfold.arguments import refuse_other_than, refuse_sizes
 from setfold.encoder import StreamingSetEncoder
 from setfold.errors import CancelledAttentionWarning, InputError
 from setfold.kernels.extrema import slot_extrema
@@ -19,6 +20,7 @@ from setfold.kernels.precision import without_autocast
 from setfold.kernels.scores import ATTENTIONS, CosineScores, FoldedScores, KeyScores, Scores, weigh
 from setfold.kernels.sums import slot_sums
 from setfold.state import SetState
+from setfold.statistic import STATISTICS, Statistics
 
 SLOTS = ("random", "learned")
 SIMILARITIES = ("dot", "cosine")
@@ -86,17 +88,10 @@ class SlotSetEncoder(StreamingSetEncoder):
         similarity: str = "dot",
     ) -> None:
         super().__init__()
-        for name, size in (
-            ("dim_in", dim_in),
-            ("num_slots", num_slots),
-            ("dim_slot", dim_slot),
-            ("dim_out", dim_out),
-        ):
-            if not isinstance(size, int) or size < 1:
-                raise InputError(f"{name} must be a whole number, 1 or more; got {size!r}.")
-        _one_of("slots", slots, SLOTS)
-        _one_of("attention", attention, ATTENTIONS)
-        _one_of("similarity", similarity, SIMILARITIES)
+        refuse_sizes(dim_in=dim_in, num_slots=num_slots, dim_slot=dim_slot, dim_out=dim_out)
+        refuse_other_than(SLOTS, slots=slots)
+        refuse_other_than(ATTENTIONS, attention=attention)
+        refuse_other_than(SIMILARITIES, similarity=similarity)
         self.dim_in = dim_in
         self.num_slots = num_slots
         self.dim_slot = dim_slot
@@ -305,8 +300,3 @@ def _augmented(linear: nn.Linear) -> Tensor:
     if linear.bias is None:
         return pad(linear.weight, (0, 1))
     return torch.cat([linear.weight, linear.bias.unsqueeze(-1)], 1)
-
-
-def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise InputError(f"{name} must be one of {', '.join(map(repr, allowed))}; got {value!r}.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -70,28 +70,60 @@ class _Replay(torch.autograd.Function):
         elements, mask, *tensors = ctx.saved_tensors
         need_elements, _, *need_tensors = ctx.needs_input_grad[2:]
         needs = [need_elements, *need_tensors]
-        element_grad = torch.empty_like(elements) if need_elements else None
-        tensor_grads = [
-            torch.zeros_like(t, dtype=accumulator_dtype(t.device)) if need else None
-            for t, need in zip(tensors, need_tensors, strict=True)
+        element_grad, tensor_grads = replayed_gradients(
+            ctx.function, ctx.rows, elements, mask, tensors, needs, grad
+        )
+        return None, None, element_grad, None, *tensor_grads
+
+
+def replayed_gradients(
+    function: TileFunction,
+    rows: int,
+    elements: Tensor,
+    mask: Tensor | None,
+    tensors: Sequence[Tensor | None],
+    needs: Sequence[bool],
+    grad: Tensor,
+    per_set: tuple[Tensor, ...] = (),
+) -> tuple[Tensor | None, list[Tensor | None]]:
+    """The gradients of a sum over tiles: each tile is run again, with a graph of its own.
+
+    Args:
+        function: what one tile adds, as (tile, mask, *per_set, *tensors).
+        rows: elements in a tile.
+        elements: (B, n, d) with n > 0.
+        mask: (B, n), True where present, or None.
+        tensors: what else the function is differentiable in; None is passed through.
+        needs: for the elements and each tensor, whether a gradient is wanted.
+        grad: of the sums, (B, ...).
+        per_set: constants (B, ...), of which each tile is given its own sets'.
+
+    Returns:
+        The gradient of the elements, and those of the tensors; None where none is wanted.
+    """
+    element_grad = torch.empty_like(elements) if needs[0] else None
+    tensor_grads = [
+        torch.zeros_like(t, dtype=accumulator_dtype(t.device)) if t is not None and need else None
+        for t, need in zip(tensors, needs[1:], strict=True)
+    ]
+    batch, length = elements.shape[:2]
+    for sets, part in tiles(batch, length, rows):
+        shown = None if mask is None else mask[sets, part]
+        leaves = [
+            None if t is None else t.detach().requires_grad_(need)
+            for t, need in zip([elements[sets, part], *tensors], needs, strict=True)
         ]
-        batch, length = elements.shape[:2]
-        for sets, part in tiles(batch, length, ctx.rows):
-            shown = None if mask is None else mask[sets, part]
-            leaves = [
-                None if t is None else t.detach().requires_grad_(need)
-                for t, need in zip([elements[sets, part], *tensors], needs, strict=True)
-            ]
-            with torch.enable_grad():
-                added = ctx.function(leaves[0], shown, *leaves[1:])
-            wanted = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
-            found = iter(torch.autograd.grad(added, wanted, grad[sets].to(added.dtype)))
-            if element_grad is not None:
-                element_grad[sets, part] = next(found)
-            for total in tensor_grads:
-                if total is not None:
-                    total += next(found)
-        cast = [
-            None if g is None else g.to(t.dtype) for t, g in zip(tensors, tensor_grads, strict=True)
-        ]
-        return None, None, element_grad, None, *cast
+        with torch.enable_grad():
+            added = function(leaves[0], shown, *(p[sets] for p in per_set), *leaves[1:])
+        wanted = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
+        found = iter(torch.autograd.grad(added, wanted, grad[sets].to(added.dtype)))
+        if element_grad is not None:
+            element_grad[sets, part] = next(found)
+        for total in tensor_grads:
+            if total is not None:
+                total += next(found)
+    cast = [
+        None if t is None or g is None else g.to(t.dtype)
+        for t, g in zip(tensors, tensor_grads, strict=True)
+    ]
+    return element_grad, cast

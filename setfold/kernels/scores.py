@@ -1,9 +1,10 @@
-"""From elements to weights over slots: logits, then a normalisation over slots.
+"""From elements to logits, and from logits to weights over slots.
 
-A scores object is a tuple of tensors with one method, `logits`. Three forms exist because they
+A scores object is a tuple of tensors with one method, `logits`. Several forms exist because they
 cost differently: `FoldedScores` multiplies the query into the key projection beforehand, so that
 no key is ever computed; `KeyScores` keeps the two apart, which is cheaper when there are many
-slots and wide elements; `CosineScores` must see the key, to normalise it.
+slots and wide elements; `CosineScores` must see the key, to normalise it; `GatedScores` are a small
+network of their own.
 """
 
 from __future__ import annotations
@@ -63,7 +64,68 @@ class CosineScores(NamedTuple):
         return self.query.shape[0]
 
 
-Scores = FoldedScores | KeyScores | CosineScores
+class GatedScores(NamedTuple):
+    """logits = w (tanh(V x) * sigmoid(U x)), and without a gate w tanh(V x)."""
+
+    out_weight: Tensor  # (Q, L)
+    value_weight: Tensor  # (L, d)
+    value_bias: Tensor | None  # (L,)
+    gate_weight: Tensor | None  # (L, d)
+    gate_bias: Tensor | None  # (L,)
+
+    def logits(self, elements: Tensor) -> Tensor:
+        hidden = linear(elements, self.value_weight, self.value_bias).tanh()
+        if self.gate_weight is not None:
+            hidden = hidden * linear(elements, self.gate_weight, self.gate_bias).sigmoid()
+        return linear(hidden, self.out_weight)
+
+    @property
+    def num_slots(self) -> int:
+        return self.out_weight.shape[0]
+
+
+Scores = FoldedScores | KeyScores | CosineScores | GatedScores
+
+
+def folded_heads(
+    query: Tensor, key_weight: Tensor, key_bias: Tensor | None, num_heads: int
+) -> FoldedScores:
+    """The scores of multi-head attention with K queries as one matrix, head by head: (d + 1, H K).
+
+    Args:
+        query: (K, e), already projected.
+        key_weight: (e, d); head h has the rows from h e / H on.
+        key_bias: (e,) or None.
+        num_heads: the number H of heads, which divides e.
+    """
+    heads = query.unflatten(-1, (num_heads, -1))  # (K, H, e / H)
+    heads = heads * heads.shape[-1] ** -0.5
+    matrix = torch.einsum("khe,hed->dhk", heads, key_weight.unflatten(0, (num_heads, -1)))
+    if key_bias is None:
+        offset = matrix.new_zeros(1, *matrix.shape[1:])
+    else:
+        offset = torch.einsum("khe,he->hk", heads, key_bias.unflatten(0, (num_heads, -1)))[None]
+    return FoldedScores(torch.cat([matrix, offset]).flatten(1))
+
+
+def projected_heads(
+    means: Tensor, value_weight: Tensor, value_bias: Tensor | None, num_heads: int
+) -> Tensor:
+    """The values of multi-head attention from the mean element that each head sees.
+
+    Args:
+        means: (B, H K, d), what `folded_heads`' scores average.
+        value_weight: (e, d).
+        value_bias: (e,) or None.
+        num_heads: the number H of heads.
+
+    Returns:
+        (B, K, e), the heads side by side.
+    """
+    by_head = means.unflatten(1, (num_heads, -1))  # (B, H, K, d)
+    weight = value_weight.unflatten(0, (num_heads, -1)).to(means.dtype)
+    values = torch.einsum("bhkd,hed->bkhe", by_head, weight).flatten(2)
+    return values if value_bias is None else values + value_bias
 
 
 def weigh(logits: Tensor, attention: str) -> Tensor:

@@ -117,7 +117,7 @@ def _unweighted_sums(
     return torch.cat([total, mass], -1)
 
 
-def _transposed_product(left: Tensor, right: Tensor) -> Tensor:
+def transposed_product(left: Tensor, right: Tensor) -> Tensor:
     """left^T right for tall (r, p) and (r, q), with the narrower one transposed.
 
     The matrix library is several times slower with a narrow right-hand side.
@@ -139,7 +139,7 @@ def _folded_forward(
         weights = weigh_(torch.mm(padded, matrix), attention, matrix.new_ones(num_slots))
         if mask is not None:
             weights.mul_(mask[0].unsqueeze(-1))
-        return _transposed_product(weights, padded).unsqueeze(0)
+        return transposed_product(weights, padded).unsqueeze(0)
     matrix, offset = matrix[:-1].contiguous(), matrix[-1]
     sums = elements.new_zeros(batch, num_slots, width + 1, dtype=precise)
     total, mass = sums[..., :-1], sums[..., -1]
@@ -152,7 +152,7 @@ def _folded_forward(
         if mask is not None:
             weights.mul_(mask[sets, part].reshape(-1, 1))
         if tile.shape[0] == 1:
-            total[sets] += _transposed_product(weights, flat)
+            total[sets] += transposed_product(weights, flat)
             mass[sets] += weights.sum(0)
         else:
             weights = weights.view(*tile.shape[:2], num_slots)
@@ -209,7 +209,7 @@ class _FoldedSums(torch.autograd.Function):
             # dL/dlogits: what all slots have in common drops out, as the weights sum to 1
             common = torch.mv(torch.mul(weights, grad, out=spare), ones).unsqueeze_(-1)
             grad.sub_(common).mul_(slope)
-            grads[:-1] += _transposed_product(flat, grad)
+            grads[:-1] += transposed_product(flat, grad)
             grads[-1] += grad.sum(0)
             if elements_grad is not None:
                 direct = shown.view(*tile.shape[:2], num_slots) @ total_grad[sets]

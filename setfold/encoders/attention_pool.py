@@ -1,0 +1,210 @@
+"""Attention over elements that streams: a softmax whose state is a peak and two sums."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from setfold.aggregate import ATTENTION, Count, read
+from setfold.arguments import refuse_sizes, refuse_uneven
+from setfold.encoder import StreamingSetEncoder
+from setfold.kernels.precision import without_autocast
+from setfold.kernels.scores import GatedScores, Scores, folded_heads, projected_heads
+from setfold.kernels.softmax import exponentials, softmax_sums
+from setfold.state import SetState
+from setfold.statistic import STATISTICS, Statistics, spread
+
+
+class SoftmaxPool(StreamingSetEncoder):
+    """Means of the elements, weighted by a softmax over elements of Q logits each.
+
+        m_j = max_i l_ij     T_j = sum_i exp(l_ij - m_j) [x_i, 1]     mean_j = T_j / T_j's last
+
+    Two states join by rescaling both to the larger peak, so that logits of any size are safe.
+    Subclasses say what the logits are (`scores`) and what becomes of the means (`conclude`).
+    """
+
+    dim_in: int
+    num_logits: int
+    aggregates = (ATTENTION,)
+    defers = True
+    sums_show_all = True
+
+    @abstractmethod
+    def scores(self) -> Scores:
+        """What turns an element into its logits."""
+
+    @abstractmethod
+    def conclude(self, means: Tensor) -> Tensor:
+        """The encoding of sets from the means (B, Q, d) of their elements, in float64."""
+
+    @property
+    def _like(self) -> Tensor:
+        return next(self.parameters())
+
+    def prepare(self, frame: tuple[Tensor, ...]) -> Scores:
+        with without_autocast(self._like.device):
+            return self.scores()
+
+    def identity(self, batch_size: int, frame: tuple[Tensor, ...]) -> Statistics:
+        peak = (batch_size, self.num_logits)
+        sums = (*peak, self.dim_in + 1)
+        return {"softmax": STATISTICS["softmax"].identity(peak, sums, device=self._like.device)}
+
+    def absorb(self, elements: Tensor, mask: Tensor | None, prepared: Scores) -> Statistics:
+        elements = elements.to(prepared[0].dtype)  # features may come out of autocast
+        with without_autocast(elements.device):
+            return {"softmax": softmax_sums(elements, mask, prepared)}
+
+    def finish(self, statistics: Statistics, count: Count, frame: tuple[Tensor, ...]) -> Tensor:
+        _, sums = statistics["softmax"]
+        means = read(self.aggregates, {"softmax": sums[..., :-1]}, count, sums[..., -1])
+        with without_autocast(means.device):
+            encoding = self.conclude(means)
+        if isinstance(count, Tensor):
+            encoding = torch.where(spread(count > 0, encoding), encoding, 0)
+        return encoding.to(self._like.dtype)
+
+    def _element_weights(self, state: SetState, elements: Tensor) -> Tensor:
+        """(B, n, Q), for elements that the state has seen."""
+        state = self._recognised(state)
+        chunk = self._chunk(state, elements, None, None)
+        peak, sums = state.statistics["softmax"]
+        logits = self.prepared_for(state).logits(chunk.elements)
+        mass = sums[..., -1].clamp_min(1).unsqueeze(1)  # the peak itself adds 1
+        return (exponentials(logits, peak.to(logits.dtype)) / mass).to(logits.dtype)
+
+
+class AttentionPool(SoftmaxPool):
+    """Learned queries attend to the elements: softmax pooling, with any number of heads.
+
+    With queries q_j, keys k_i = to_key(x_i) and values v_i = to_value(x_i), head by head:
+
+        encoding_j = sum_i softmax_i(k_i . q_j / sqrt(d_head)) v_i
+
+    A softmax over elements looks at all of them, and still folds: the state keeps the largest
+    logit, the denominator and the numerator. The query is multiplied into the key projection
+    beforehand, and values are projected when the state is read.
+
+    Args:
+        dim_in: width d of the elements.
+        num_queries: number K of queries, each of which reads one vector.
+        dim_out: width of keys, queries and values.
+        num_heads: heads into which dim_out is divided.
+        bias: whether the projections have one.
+
+    >>> encoder = AttentionPool(dim_in=3, num_queries=4, dim_out=16, num_heads=2)
+    >>> encoder(torch.randn(2, 100, 3)).shape
+    torch.Size([2, 4, 16])
+    """
+
+    def __init__(
+        self, dim_in: int, num_queries: int, dim_out: int, num_heads: int = 1, bias: bool = True
+    ) -> None:
+        super().__init__()
+        refuse_sizes(dim_in=dim_in, num_queries=num_queries, dim_out=dim_out, num_heads=num_heads)
+        refuse_uneven(num_heads, dim_out=dim_out)
+        self.dim_in = dim_in
+        self.num_queries = num_queries
+        self.dim_out = dim_out
+        self.num_heads = num_heads
+        self.bias = bias
+        self.num_logits = num_heads * num_queries
+        self.queries = nn.Parameter(torch.randn(num_queries, dim_out))
+        self.to_key = nn.Linear(dim_in, dim_out, bias=bias)
+        self.to_value = nn.Linear(dim_in, dim_out, bias=bias)
+
+    def extra_repr(self) -> str:
+        return f"num_queries={self.num_queries}, num_heads={self.num_heads}"
+
+    def scores(self) -> Scores:
+        return folded_heads(self.queries, self.to_key.weight, self.to_key.bias, self.num_heads)
+
+    def conclude(self, means: Tensor) -> Tensor:
+        return projected_heads(means, self.to_value.weight, self.to_value.bias, self.num_heads)
+
+    def weights(self, state: SetState, elements: Tensor) -> Tensor:
+        """How much of each query's vector comes from each element: (B, n, K), mean over heads.
+
+        Args:
+            state: of all elements of the sets; the weights of all of them sum to 1.
+            elements: (B, n, d), some or all of those that the state has seen.
+
+        >>> encoder, elements = AttentionPool(3, num_queries=4, dim_out=16), torch.randn(2, 100, 3)
+        >>> state = encoder.update(encoder.initial_state(2), elements)
+        >>> torch.allclose(encoder.weights(state, elements).sum(1), torch.ones(2, 4))
+        True
+        """
+        weights = self._element_weights(state, elements)
+        return weights.unflatten(-1, (self.num_heads, -1)).mean(-2)
+
+
+class GatedAttentionPool(SoftmaxPool):
+    """Attention-based pooling for multiple-instance learning (Ilse et al., ICML 2018), as a fold.
+
+        l_i = w (tanh(V x_i) * sigmoid(U x_i))        encoding = sum_i softmax_i(l_i) x_i
+
+    Args:
+        dim_in: width d of the elements, such as features of the patches of a slide.
+        dim_hidden: width of V x and U x.
+        num_branches: number K of weightings w, each of which reads one vector.
+        gated: whether there is a gate sigmoid(U x); without it the logits are w tanh(V x).
+        bias: whether V and U have one.
+
+    >>> encoder = GatedAttentionPool(dim_in=8, dim_hidden=16)
+    >>> encoder(torch.randn(2, 100, 8)).shape
+    torch.Size([2, 1, 8])
+    """
+
+    def __init__(
+        self,
+        dim_in: int,
+        dim_hidden: int,
+        num_branches: int = 1,
+        gated: bool = True,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        refuse_sizes(dim_in=dim_in, dim_hidden=dim_hidden, num_branches=num_branches)
+        self.dim_in = dim_in
+        self.dim_hidden = dim_hidden
+        self.num_branches = num_branches
+        self.gated = gated
+        self.bias = bias
+        self.num_logits = num_branches
+        self.to_hidden = nn.Linear(dim_in, dim_hidden, bias=bias)
+        self.to_gate = nn.Linear(dim_in, dim_hidden, bias=bias) if gated else None
+        self.to_logit = nn.Linear(dim_hidden, num_branches, bias=False)  # a softmax sees no bias
+
+    def extra_repr(self) -> str:
+        return f"gated={self.gated}"
+
+    def scores(self) -> Scores:
+        gate: Any = self.to_gate or nn.Identity()
+        return GatedScores(
+            self.to_logit.weight,
+            self.to_hidden.weight,
+            self.to_hidden.bias,
+            getattr(gate, "weight", None),
+            getattr(gate, "bias", None),
+        )
+
+    def conclude(self, means: Tensor) -> Tensor:
+        return means
+
+    def weights(self, state: SetState, elements: Tensor) -> Tensor:
+        """How much each element counts in each branch, (B, n, K): the heat map of a slide.
+
+        Args:
+            state: of all elements of the sets; the weights of all of them sum to 1.
+            elements: (B, n, d), some or all of those that the state has seen.
+
+        >>> encoder, patches = GatedAttentionPool(8, dim_hidden=4), torch.randn(1, 50, 8)
+        >>> state = encoder.update(encoder.initial_state(), patches)
+        >>> encoder.weights(state, patches[:, :10]).shape
+        torch.Size([1, 10, 1])
+        """
+        return self._element_weights(state, elements)

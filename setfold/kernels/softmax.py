@@ -1,0 +1,195 @@
+"""sum_i exp(l_ij - m_j) [x_i, 1] with m_j = max_i l_ij over the elements, in constant memory.
+
+A softmax over elements, before it is divided: the peak m keeps every exponential in (0, 1], so logits
+of any size do no harm, and because numerator and denominator are relative to the same peak, the
+peak is a constant to the gradient.
+
+- `plain_exponentials`, the formula itself: compiled, exported, and differentiated on small inputs.
+- `_stream`, tile by tile, rescaling what was summed when a larger logit comes along.
+- `_Streamed`, its gradient: the peak is known by then, so what is left is a sum over tiles.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import pad
+
+from setfold.kernels.precision import accumulator_dtype
+from setfold.kernels.replay import replayed_gradients
+from setfold.kernels.scores import FoldedScores, Scores
+from setfold.kernels.sums import PLAIN_ROWS, transposed_product
+from setfold.kernels.tiles import tile_rows, tiles
+
+
+def softmax_sums(elements: Tensor, mask: Tensor | None, scores: Scores) -> tuple[Tensor, Tensor]:
+    """The peak of the logits, and the elements summed with exponential weights relative to it.
+
+    Args:
+        elements: (B, n, d); rows that the mask leaves out must be finite.
+        mask: (B, n), True where present, or None.
+        scores: what turns elements into Q logits.
+
+    Returns:
+        m (B, Q), -inf for a set without elements, and sum_i exp(l_i - m) [x_i, 1] (B, Q, d + 1).
+    """
+    batch, length, width = elements.shape
+    if elements.numel() == 0:
+        shape = (batch, scores.num_slots)
+        return elements.new_full(shape, -torch.inf), elements.new_zeros(*shape, width + 1)
+    tracked = torch.is_grad_enabled()
+    if torch.compiler.is_compiling() or (tracked and batch * length <= PLAIN_ROWS):
+        logits = _shown(scores.logits(elements), mask)
+        peak = logits.detach().amax(1)  # (B, Q)
+        return peak, _weighted(elements, logits, peak)
+    if tracked:
+        return _Streamed.apply(elements, mask, type(scores), *scores)
+    return _stream(elements, mask, scores)
+
+
+def exponentials(logits: Tensor, peak: Tensor) -> Tensor:
+    """exp(l - m) of logits (B, n, Q) and peaks (B, Q); 0 where a set has no logit at all."""
+    return torch.exp(logits - _finite(peak).unsqueeze(1))
+
+
+def plain_exponentials(
+    elements: Tensor, mask: Tensor | None, peak: Tensor, scores: Scores
+) -> Tensor:
+    """The sums of one tile (b, r, d) for given peaks (b, Q), differentiably."""
+    return _weighted(elements, _shown(scores.logits(elements), mask), peak)
+
+
+def _weighted(elements: Tensor, logits: Tensor, peak: Tensor) -> Tensor:
+    values = pad(elements, (0, 1), value=1.0)
+    return exponentials(logits, peak).transpose(1, 2) @ values
+
+
+def _shown(logits: Tensor, mask: Tensor | None) -> Tensor:
+    return logits if mask is None else logits.masked_fill(~mask.unsqueeze(-1), -torch.inf)
+
+
+def _finite(peak: Tensor) -> Tensor:
+    """The peak, or 0 where nothing was seen: -inf less -inf would be NaN."""
+    return peak.masked_fill(peak == -torch.inf, 0)
+
+
+def _stream(elements: Tensor, mask: Tensor | None, scores: Scores) -> tuple[Tensor, Tensor]:
+    """Peak and sums, tile by tile without a graph."""
+    batch, length, width = elements.shape
+    precise = accumulator_dtype(elements.device)
+    rows = min(tile_rows(width + scores.num_slots, elements.element_size()), batch * length)
+    shape = (batch, scores.num_slots)
+    peak = torch.full(shape, -torch.inf, dtype=precise, device=elements.device)
+    sums = torch.zeros(*shape, width + 1, dtype=precise, device=elements.device)
+    room = elements.new_empty(rows, scores.num_slots)
+    for sets, part in tiles(batch, length, rows):
+        tile = elements[sets, part]  # (b, r, d)
+        shown = None if mask is None else mask[sets, part]
+        logits = _logits(tile, scores, room)
+        if shown is not None:
+            logits.masked_fill_(~shown.unsqueeze(-1), -torch.inf)
+        before = peak[sets]
+        now = torch.maximum(before, logits.amax(1))
+        scale = torch.exp(before - _finite(now)).unsqueeze_(-1)  # (b, Q, 1); 0 at the beginning
+        weights = logits.sub_(_finite(now).to(logits.dtype).unsqueeze(1)).exp_()
+        held = sums[sets].mul_(scale)
+        if tile.shape[0] == 1:
+            held[0, :, :-1] += transposed_product(weights[0], tile[0])
+            held[0, :, -1] += weights[0].sum(0)
+        else:
+            held[..., :-1] += torch.bmm(weights.transpose(1, 2), tile)
+            held[..., -1] += weights.sum(1)
+        peak[sets] = now
+    return peak, sums
+
+
+def _logits(tile: Tensor, scores: Scores, room: Tensor) -> Tensor:
+    """Logits (b, r, Q) that may be written to; folded ones in a buffer that is used again."""
+    if not isinstance(scores, FoldedScores):
+        return scores.logits(tile)
+    flat = tile.reshape(-1, tile.shape[-1])
+    matrix, offset = scores.matrix[:-1], scores.matrix[-1]
+    logits = torch.addmm(offset, flat, matrix, out=room[: len(flat)])
+    return logits.view(*tile.shape[:2], -1)
+
+
+class _Streamed(torch.autograd.Function):
+    """`_stream` with a backward pass that saves nothing but the inputs and the peak."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, elements: Tensor, mask: Tensor | None, form: type[Scores], *tensors: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        peak, sums = _stream(elements, mask, form(*tensors))
+        ctx.save_for_backward(elements, mask, peak, *tensors)
+        ctx.form = form
+        ctx.mark_non_differentiable(peak)
+        return peak, sums
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, _: Tensor, sums_grad: Tensor) -> tuple[Tensor | None, ...]:
+        elements, mask, peak, *tensors = ctx.saved_tensors
+        need_elements, _, _, *need_tensors = ctx.needs_input_grad
+        if ctx.form is FoldedScores:
+            grads = _folded_gradients(elements, mask, peak, tensors[0], sums_grad, need_elements)
+            return grads[0], None, None, grads[1]
+
+        def tile_sums(tile: Tensor, shown: Tensor | None, top: Tensor, *parts: Tensor) -> Tensor:
+            return plain_exponentials(tile, shown, top, ctx.form(*parts))
+
+        rows = tile_rows(sum(elements.shape[2:]) + peak.shape[1], elements.element_size())
+        peaks = (_finite(peak).to(elements.dtype),)
+        needs = [need_elements, *need_tensors]
+        element_grad, tensor_grads = replayed_gradients(
+            tile_sums, rows, elements, mask, tensors, needs, sums_grad, per_set=peaks
+        )
+        return element_grad, None, None, *tensor_grads
+
+
+def _folded_gradients(
+    elements: Tensor,
+    mask: Tensor | None,
+    peak: Tensor,
+    augmented: Tensor,
+    sums_grad: Tensor,
+    need_elements: bool,
+) -> tuple[Tensor | None, Tensor]:
+    """dL/dx and dL/dA from dL/dsums = G: with w = exp(l - m), dL/dl = w (G [x, 1])."""
+    batch, length, width = elements.shape
+    num_logits = augmented.shape[1]
+    matrix, offset = augmented[:-1].contiguous(), augmented[-1]
+    sums_grad = sums_grad.to(elements.dtype)  # (B, Q, d + 1)
+    upstream = sums_grad.transpose(1, 2).contiguous()  # (B, d + 1, Q)
+    shift = offset - _finite(peak).to(elements.dtype)  # (B, Q)
+    grads = torch.zeros_like(augmented, dtype=accumulator_dtype(elements.device))
+    elements_grad = torch.empty_like(elements) if need_elements else None
+    rows = min(tile_rows(width + 2 * num_logits, elements.element_size()), batch * length)
+    room = elements.new_empty(2, rows, num_logits)
+    for sets, part in tiles(batch, length, rows):
+        tile = elements[sets, part]
+        flat = tile.reshape(-1, width)  # (r, d)
+        shaped = (*tile.shape[:2], num_logits)
+        weights, grad = room[:, : len(flat)]  # each (r, Q)
+        torch.baddbmm(
+            shift[sets].unsqueeze(1),
+            tile,
+            matrix.expand(tile.shape[0], -1, -1),
+            out=weights.view(shaped),
+        )
+        weights.exp_()
+        if mask is not None:
+            weights.mul_(mask[sets, part].reshape(-1, 1))
+        offsets = upstream[sets, -1:]
+        torch.baddbmm(offsets, tile, upstream[sets, :-1], out=grad.view(shaped))
+        grad.mul_(weights)
+        grads[:-1] += transposed_product(flat, grad)
+        grads[-1] += grad.sum(0)
+        if elements_grad is not None:
+            direct = weights.view(shaped) @ sums_grad[sets, :, :-1]
+            found = direct.view(-1, width).addmm_(grad, matrix.t())
+            elements_grad[sets, part] = found.view(tile.shape)
+    return elements_grad, grads.to(augmented.dtype)

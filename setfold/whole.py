@@ -1,0 +1,100 @@
+"""Set encoders that must see all elements of a set at once."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor, nn
+
+from setfold.chunk import Chunk
+from setfold.encoder import SetEncoder
+from setfold.errors import InputError
+from setfold.fingerprint import first_tensor
+from setfold.kernels.ragged import group_by_length
+
+
+class WholeSetEncoder(SetEncoder):
+    """A set encoder that must see all elements of a set at once.
+
+    Its one primitive is `encode`, on dense batches of sets that have elements. Masks, ragged
+    batches, empty sets and checks of the input are derived here, once.
+
+    Attributes:
+        obstacle: why the encodings of chunks do not combine into that of the set, in a few words.
+        head: a module on the encoding (B, ...), or None. An empty set is zeros before it.
+    """
+
+    obstacle: str
+    head: nn.Module | None = None
+
+    @abstractmethod
+    def encode(self, elements: Tensor, mask: Tensor | None) -> Tensor:
+        """Encode a dense batch, before any head.
+
+        Args:
+            elements: (B, n, d), with B and n at least 1; rows that the mask hides are zero.
+            mask: (B, n), True where present, at least once in each set; None if all are.
+        """
+
+    def forward(
+        self,
+        elements: Tensor,
+        mask: Tensor | None = None,
+        *,
+        index: Tensor | None = None,
+        batch_size: int | None = None,
+    ) -> Tensor:
+        """Encode whole sets; those without elements are zeros before any head.
+
+        Args:
+            elements: (B, n, d), or ragged (N, d) with an index.
+            mask: (B, n), True where an element is present.
+            index: (N,), the set of each row, in any order; needs batch_size.
+            batch_size: the number of sets of a ragged batch.
+        """
+        if index is not None and batch_size is None:
+            raise InputError(
+                "a ragged batch needs batch_size, the number of sets, beside its index."
+            )
+        sets = None if index is None else batch_size
+        chunk = Chunk.checked(elements, mask, index, sets=sets, width=self.dim_in)
+        like = first_tensor((self,))
+        if like is not None:
+            chunk.refuse_foreign(like.device, like.dtype)
+        chunk.refuse_non_finite()
+        encoding = self._encode_chunk(chunk)
+        return encoding if self.head is None else self.head(encoding)
+
+    def _encode_chunk(self, chunk: Chunk) -> Tensor:
+        if chunk.is_empty():
+            return self._encode_nothing(chunk)
+        if chunk.index is not None:
+            groups = [
+                (sets, self.encode(chunk.elements[rows], mask))
+                for sets, rows, mask in group_by_length(chunk.index, chunk.sets)
+            ]
+            return _put_together(groups, chunk.sets)
+        if chunk.mask is None or torch.compiler.is_compiling():
+            return self.encode(chunk.elements, chunk.mask)
+        present = chunk.mask.any(1)
+        if bool(present.all()):
+            return self.encode(chunk.elements, chunk.mask)
+        found = self.encode(chunk.elements[present], chunk.mask[present])
+        return _put_together([(present.nonzero().squeeze(1), found)], chunk.sets)
+
+    def _encode_nothing(self, chunk: Chunk) -> Tensor:
+        """Zeros of the shape that an encoding has."""
+        trailing = chunk.elements.shape[1 if chunk.index is not None else 2 :]
+        with torch.no_grad():
+            some = self.encode(chunk.elements.new_zeros(1, 1, *trailing), None)
+        return some.new_zeros(chunk.sets, *some.shape[1:])
+
+
+def _put_together(groups: list[tuple[Tensor, Tensor]], sets: int) -> Tensor:
+    """Encodings of some sets each, (b, ...), as one (B, ...); zeros for sets in no group."""
+    some = groups[0][1]
+    encoding = some.new_zeros(sets, *some.shape[1:])
+    for numbers, found in groups:
+        encoding = encoding.index_put((numbers,), found)
+    return encoding
