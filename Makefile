@@ -5,9 +5,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUN_STAMP := $(VENV)/.installed-run
 DEV_STAMP := $(VENV)/.installed-dev
+DOCS_STAMP := $(VENV)/.installed-docs
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test check format bench clean
+.PHONY: help demo test check format bench docs clean
 
 help: ## Show the targets.
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
@@ -30,6 +31,11 @@ $(DEV_STAMP): $(RUN_STAMP)
 	@$(INSTALL) --editable '.[dev]'
 	@touch $@
 
+$(DOCS_STAMP): $(DEV_STAMP)
+	@echo "installing what the documentation needs"
+	@$(INSTALL) --editable '.[docs]'
+	@touch $@
+
 demo: $(RUN_STAMP) ## Fold ten million elements four ways, and draw what happened.
 	@$(BIN)/python -m demo
 
@@ -48,6 +54,10 @@ format: $(DEV_STAMP) ## Format and fix what can be fixed.
 
 bench: $(DEV_STAMP) ## Measure speed and memory beside the peers (about ten minutes).
 	@$(BIN)/python -m bench
+
+docs: $(DOCS_STAMP) ## Run the examples of every page, then build the pages into out/docs.
+	@$(BIN)/python -m pytest tests/test_docs.py tests/test_readme.py
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean: ## Remove the environment and everything that was made.
 	rm -rf $(VENV) out dist .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache

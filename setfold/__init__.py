@@ -12,12 +12,30 @@ if TYPE_CHECKING:
     from setfold.composition import SlotPool as SlotPool
     from setfold.encoder import SetEncoder as SetEncoder
     from setfold.encoder import StreamingSetEncoder as StreamingSetEncoder
+    from setfold.encoders.attention_pool import AttentionPool as AttentionPool
+    from setfold.encoders.attention_pool import GatedAttentionPool as GatedAttentionPool
     from setfold.encoders.deep_sets import DeepSets as DeepSets
     from setfold.encoders.deep_sets import Pool as Pool
+    from setfold.encoders.equivariant import EquivariantDeepSets as EquivariantDeepSets
+    from setfold.encoders.equivariant import EquivariantLayer as EquivariantLayer
+    from setfold.encoders.fspool import FSPool as FSPool
     from setfold.encoders.hierarchical import (
         HierarchicalSlotSetEncoder as HierarchicalSlotSetEncoder,
     )
+    from setfold.encoders.janossy import JanossyPool as JanossyPool
+    from setfold.encoders.set_norm import Moments as Moments
+    from setfold.encoders.set_norm import SetNorm as SetNorm
+    from setfold.encoders.set_transformer import ISAB as ISAB
+    from setfold.encoders.set_transformer import MAB as MAB
+    from setfold.encoders.set_transformer import PMA as PMA
+    from setfold.encoders.set_transformer import SAB as SAB
+    from setfold.encoders.set_transformer import FullSetTransformer as FullSetTransformer
+    from setfold.encoders.set_transformer import SeedAttention as SeedAttention
+    from setfold.encoders.set_transformer import SetTransformer as SetTransformer
+    from setfold.encoders.slot_attention import SlotAttention as SlotAttention
     from setfold.encoders.slot_set import SlotSetEncoder as SlotSetEncoder
+    from setfold.encoders.wrong_way import ChunkAverage as ChunkAverage
+    from setfold.encoders.wrong_way import PublishedSlotSetEncoder as PublishedSlotSetEncoder
     from setfold.errors import CancelledAttentionWarning as CancelledAttentionWarning
     from setfold.errors import DescriptionError as DescriptionError
     from setfold.errors import FileError as FileError
@@ -29,7 +47,11 @@ if TYPE_CHECKING:
     from setfold.folding import fold as fold
     from setfold.io.models import load as load
     from setfold.io.models import save as save
+    from setfold.passes import Layer as Layer
+    from setfold.passes import LayeredSetEncoder as LayeredSetEncoder
+    from setfold.passes import MultiPassSetEncoder as MultiPassSetEncoder
     from setfold.state import SetState as SetState
+    from setfold.whole import WholeSetEncoder as WholeSetEncoder
 
 __version__ = "0.1.0"
 
@@ -37,9 +59,25 @@ _HOMES = {
     "setfold.checks": ("check",),
     "setfold.composition": ("Composition", "SlotPool"),
     "setfold.encoder": ("SetEncoder", "StreamingSetEncoder"),
+    "setfold.encoders.attention_pool": ("AttentionPool", "GatedAttentionPool"),
     "setfold.encoders.deep_sets": ("DeepSets", "Pool"),
+    "setfold.encoders.equivariant": ("EquivariantDeepSets", "EquivariantLayer"),
+    "setfold.encoders.fspool": ("FSPool",),
     "setfold.encoders.hierarchical": ("HierarchicalSlotSetEncoder",),
+    "setfold.encoders.janossy": ("JanossyPool",),
+    "setfold.encoders.set_norm": ("Moments", "SetNorm"),
+    "setfold.encoders.set_transformer": (
+        "FullSetTransformer",
+        "ISAB",
+        "MAB",
+        "PMA",
+        "SAB",
+        "SeedAttention",
+        "SetTransformer",
+    ),
+    "setfold.encoders.slot_attention": ("SlotAttention",),
     "setfold.encoders.slot_set": ("SlotSetEncoder",),
+    "setfold.encoders.wrong_way": ("ChunkAverage", "PublishedSlotSetEncoder"),
     "setfold.errors": (
         "CancelledAttentionWarning",
         "DescriptionError",
@@ -52,7 +90,9 @@ _HOMES = {
     ),
     "setfold.folding": ("fold",),
     "setfold.io.models": ("load", "save"),
+    "setfold.passes": ("Layer", "LayeredSetEncoder", "MultiPassSetEncoder"),
     "setfold.state": ("SetState",),
+    "setfold.whole": ("WholeSetEncoder",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -26,7 +26,11 @@ class WholeSetEncoder(SetEncoder):
     """
 
     obstacle: str
-    head: nn.Module | None = None
+    head: nn.Module | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = None
 
     @abstractmethod
     def encode(self, elements: Tensor, mask: Tensor | None) -> Tensor:

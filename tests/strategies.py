@@ -74,6 +74,32 @@ def compositions(draw):
     return setfold.Composition(draw(slot_set_encoders(dim_in=4)), features, head)
 
 
+@st.composite
+def attention_pools(draw):
+    seeded(draw)
+    heads = draw(st.sampled_from([1, 2]))
+    width = heads * draw(st.integers(1, 3))
+    return setfold.AttentionPool(DIM_IN, draw(st.integers(1, 4)), width, heads, draw(st.booleans()))
+
+
+@st.composite
+def gated_attention_pools(draw):
+    seeded(draw)
+    return setfold.GatedAttentionPool(
+        DIM_IN,
+        dim_hidden=draw(st.integers(1, 5)),
+        num_branches=draw(st.integers(1, 3)),
+        gated=draw(st.booleans()),
+        bias=draw(st.booleans()),
+    )
+
+
+@st.composite
+def seed_attentions(draw, kind=setfold.SeedAttention):
+    seeded(draw)
+    return kind(DIM_IN, draw(st.integers(1, 3)), draw(st.sampled_from([1, 3])), draw(st.booleans()))
+
+
 # Every exported streaming encoder must have a strategy here: the laws find them by their classes.
 MODELS = {
     setfold.SlotSetEncoder: slot_set_encoders(),
@@ -81,6 +107,68 @@ MODELS = {
     setfold.Pool: pools(),
     setfold.DeepSets: deep_sets(),
     setfold.Composition: compositions(),
+    setfold.AttentionPool: attention_pools(),
+    setfold.GatedAttentionPool: gated_attention_pools(),
+    setfold.SeedAttention: seed_attentions(),
+    setfold.PMA: seed_attentions(setfold.PMA),
+    setfold.Moments: st.builds(setfold.Moments, st.just(DIM_IN)),
+}
+
+
+@st.composite
+def set_transformers(draw):
+    seeded(draw)
+    return setfold.SetTransformer(
+        DIM_IN,
+        dim=4,
+        num_heads=draw(st.sampled_from([1, 2])),
+        num_inducing=draw(st.integers(1, 3)),
+        num_layers=draw(st.integers(1, 3)),
+        num_seeds=draw(st.integers(1, 2)),
+        num_decoder_layers=draw(st.integers(0, 1)),
+        layer_norm=draw(st.booleans()),
+    )
+
+
+@st.composite
+def equivariant_deep_sets(draw):
+    seeded(draw)
+    return setfold.EquivariantDeepSets(
+        DIM_IN,
+        draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)),
+        subtract=draw(st.sampled_from(["max", "mean"])),
+        shared=draw(st.booleans()),
+        aggregate=draw(aggregates(SIMPLE)),
+    )
+
+
+@st.composite
+def slot_attentions(draw):
+    seeded(draw)
+    slots, iterations = draw(st.integers(2, 4)), draw(st.integers(1, 3))
+    return setfold.SlotAttention(DIM_IN, slots, 4, iterations, dim_hidden=5)
+
+
+@st.composite
+def layered(draw):
+    seeded(draw)
+    layer = st.sampled_from(
+        [
+            setfold.SetNorm(DIM_IN, over=draw(st.sampled_from(["feature", "set"]))),
+            setfold.ISAB(DIM_IN, 2, 1),
+            setfold.EquivariantLayer(DIM_IN, DIM_IN),
+        ]
+    )
+    pool = draw(st.one_of(pools(), slot_set_encoders(), attention_pools()))
+    return setfold.LayeredSetEncoder(draw(st.lists(layer, min_size=1, max_size=3)), pool)
+
+
+# And every exported encoder of several passes here.
+MULTI_PASS = {
+    setfold.SetTransformer: set_transformers(),
+    setfold.EquivariantDeepSets: equivariant_deep_sets(),
+    setfold.SlotAttention: slot_attentions(),
+    setfold.LayeredSetEncoder: layered(),
 }
 
 

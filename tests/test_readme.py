@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
+from tests.examples import ROOT, examples_of, run_examples
 
-import pytest
-
-README = Path(__file__).parent.parent / "README.md"
-BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
+README = ROOT / "README.md"
 
 
-@pytest.mark.parametrize("number", range(len(BLOCKS)))
-def test_blocks_run_one_after_the_other(number):
-    names: dict[str, object] = {}
-    for block in BLOCKS[: number + 1]:
-        exec(block, names)
-    if number == 0:
-        assert names["encoding"].shape == (1, 16, 64)
-        assert names["here"].merge(names["there"]).count.tolist() == [150_000]
+def test_the_examples_run_one_after_the_other():
+    names = run_examples(README)
+    assert names["encoding"].shape == (1, 16, 64)
+    assert names["here"].merge(names["there"]).count.tolist() == [150_000]
 
 
-def test_there_are_blocks():
-    assert len(BLOCKS) >= 2
+def test_there_are_examples():
+    assert len(examples_of(README)) >= 2

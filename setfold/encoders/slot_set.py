@@ -196,7 +196,7 @@ class SlotSetEncoder(StreamingSetEncoder):
 
     def prepare(self, frame: tuple[Tensor, ...]) -> Prepared:
         with without_autocast(frame[0].device):
-            slots = self.norm(frame[0][0])  # (K, h)
+            slots = self.norm(frame[0][0] if frame[0].shape[0] == 1 else frame[0])  # (K, h)
             return Prepared(self._scores(slots), (self.to_value.weight, self.to_value.bias))
 
     def _scores(self, slots: Tensor) -> Scores:
@@ -207,9 +207,9 @@ class SlotSetEncoder(StreamingSetEncoder):
             unit = normalize(query, dim=-1) * (self.temperature * scale)
             return CosineScores(weight, bias, unit, self.to_bias(slots).squeeze(-1))
         query = query * scale
-        if not self.folded:
+        if not self.folded and slots.dim() == 2:
             return KeyScores(weight, bias, query)
-        return FoldedScores(_augmented(self.to_key).t() @ query.t())
+        return FoldedScores(_augmented(self.to_key).t() @ query.mT)
 
     def identity(self, batch_size: int, frame: tuple[Tensor, ...]) -> Statistics:
         slots = frame[0]
@@ -262,13 +262,22 @@ class SlotSetEncoder(StreamingSetEncoder):
         with without_autocast(sums.device):
             return sums @ _augmented(self.to_value).t().to(sums.dtype)
 
-    def encode(self, elements: Tensor, slots: Tensor) -> Tensor:
-        """Encode whole sets (B, n, d) with given slots (1, K, h) or (B, K, h), without a state."""
-        if slots.shape[0] > 1:
-            pairs = zip(elements.split(1), slots.split(1), strict=True)
-            return torch.cat([self.encode(*pair) for pair in pairs])
-        statistics = self.absorb(elements, None, self.prepare((slots,)))
-        return self.finish(statistics, elements.shape[1], (slots,))
+    def encode(self, elements: Tensor, slots: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Encode whole sets without a state.
+
+        Args:
+            elements: (B, n, d); rows that the mask hides must be finite.
+            slots: (1, K, h), or (B, K, h) for slots of each set's own.
+            mask: (B, n), True where present.
+        """
+        at_once = self.statistic_names == ("sum",) and self.similarity == "dot"
+        if slots.shape[0] > 1 and not at_once:
+            masks = [None] * len(elements) if mask is None else mask.split(1)
+            sets = zip(elements.split(1), slots.split(1), masks, strict=True)
+            return torch.cat([self.encode(*one) for one in sets])
+        statistics = self.absorb(elements, mask, self.prepare((slots,)))
+        count = elements.shape[1] if mask is None else mask.sum(1)
+        return self.finish(statistics, count, (slots,))
 
     def weights(self, state: SetState, elements: Tensor) -> Tensor:
         """How each element of (B, n, d) spreads itself over the slots of a state: (B, n, K).

@@ -22,14 +22,21 @@ EPSILON = 1e-8  # the paper's, added to every sigmoid
 class FoldedScores(NamedTuple):
     """logits = [x, 1] A, with A = [Wk | bk]^T q^T / sqrt(d_out): the last row is the offset."""
 
-    matrix: Tensor  # (d + 1, K)
+    matrix: Tensor  # (d + 1, K), or (B, d + 1, K) where each set has slots of its own
 
     def logits(self, elements: Tensor) -> Tensor:  # (..., d) -> (..., K)
+        if self.own:
+            return torch.baddbmm(self.matrix[:, -1:], elements, self.matrix[:, :-1])
         return linear(elements, self.matrix[:-1].t(), self.matrix[-1])
 
     @property
     def num_slots(self) -> int:
-        return self.matrix.shape[1]
+        return self.matrix.shape[-1]
+
+    @property
+    def own(self) -> bool:
+        """Whether each set has slots of its own."""
+        return self.matrix.dim() == 3
 
 
 class KeyScores(NamedTuple):

@@ -53,6 +53,8 @@ def slot_sums(
     if scores.num_slots == 1:  # one slot takes all of every element: W is exactly 1
         return _unweighted_sums(elements, mask, projection)
     tracked = torch.is_grad_enabled()
+    if isinstance(scores, FoldedScores) and scores.own:
+        return plain_sums(elements, mask, attention, scores, projection)
     if torch.compiler.is_compiling() or (tracked and batch * length <= PLAIN_ROWS):
         return plain_sums(elements, mask, attention, scores, projection)
     if isinstance(scores, FoldedScores) and projection is None:

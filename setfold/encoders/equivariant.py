@@ -1,0 +1,117 @@
+"""Deep Sets as published (Zaheer et al., NeurIPS 2017): layers that subtract the set's pool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from torch import Tensor, nn
+
+from setfold.arguments import refuse_other_than, refuse_sizes
+from setfold.encoders.deep_sets import Pool
+from setfold.errors import InputError
+from setfold.passes import Layer, LayeredSetEncoder
+
+SUBTRACTED = ("max", "mean")
+
+
+class EquivariantLayer(Layer):
+    """activation(Gamma x_i - Lambda pool(X)): each element, less what the set as a whole is.
+
+    With one matrix for both, Gamma = Lambda, it is activation(Gamma (x_i - pool(X))).
+
+    Args:
+        dim_in: width of the elements.
+        dim_out: width of what they become.
+        subtract: the pool, "max" or "mean".
+        shared: whether one matrix serves for both.
+        activation: a module; None for a Tanh.
+
+    >>> import torch
+    >>> EquivariantLayer(3, 8)(torch.randn(2, 100, 3)).shape
+    torch.Size([2, 100, 8])
+    """
+
+    def __init__(
+        self,
+        dim_in: int,
+        dim_out: int,
+        subtract: str = "max",
+        shared: bool = True,
+        activation: nn.Module | None = None,
+    ) -> None:
+        refuse_sizes(dim_in=dim_in, dim_out=dim_out)
+        refuse_other_than(SUBTRACTED, subtract=subtract)
+        activation = nn.Tanh() if activation is None else activation
+        super().__init__(Pool(dim_in, subtract), _Subtract(dim_in, dim_out, shared, activation))
+        self.dim_in = dim_in
+        self.dim_out = dim_out
+        self.subtract = subtract
+        self.shared = shared
+        self.activation = activation
+
+
+class _Subtract(nn.Module):
+    """The half of the layer that looks at what was pooled."""
+
+    def __init__(self, dim_in: int, dim_out: int, shared: bool, activation: nn.Module) -> None:
+        super().__init__()
+        self.of_element = nn.Linear(dim_in, dim_out)
+        self.of_set = None if shared else nn.Linear(dim_in, dim_out, bias=False)
+        self.activation = activation
+
+    def forward(self, elements: Tensor, pooled: Tensor) -> Tensor:
+        pooled = pooled.unsqueeze(1)  # (B, 1, d)
+        if self.of_set is None:
+            return self.activation(self.of_element(elements - pooled))
+        return self.activation(self.of_element(elements) - self.of_set(pooled))
+
+
+class EquivariantDeepSets(LayeredSetEncoder):
+    """Equivariant layers that subtract the set's maximum or mean, then a pool and a head.
+
+    As published it needs all elements at once; read several times, its chunks fold exactly.
+    `DeepSets` is the form without these layers, which folds in one pass.
+
+    Args:
+        dim_in: width d of the elements.
+        dims: width of what comes out of each layer; `passes` is one more than there are layers.
+        subtract: what each layer subtracts, "max" or "mean".
+        shared: whether one matrix serves for element and pool.
+        aggregate: how the last layer's elements are pooled; "sum", "mean", "max", "min", or several.
+        activation: a module after each layer; None for a Tanh.
+        head: any module on (B, dims[-1] * number of aggregates).
+
+    >>> import torch
+    >>> encoder = EquivariantDeepSets(dim_in=3, dims=[16, 16], head=nn.Linear(16, 10))
+    >>> encoder(torch.randn(2, 100, 3)).shape
+    torch.Size([2, 10])
+    >>> encoder.passes
+    3
+    """
+
+    obstacle = "message passing: each layer subtracts the pool of the whole set"
+
+    def __init__(
+        self,
+        dim_in: int,
+        dims: Sequence[int] = (256, 256, 256),
+        subtract: str = "max",
+        shared: bool = True,
+        aggregate: str | Sequence[str] = "max",
+        activation: nn.Module | None = None,
+        head: nn.Module | None = None,
+    ) -> None:
+        if not dims:
+            raise InputError("dims must name the width of at least one layer; got none.")
+        layers = [
+            EquivariantLayer(lower, upper, subtract, shared, activation)
+            for lower, upper in pairwise([dim_in, *dims])
+        ]
+        super().__init__(layers, Pool(dims[-1], aggregate), head=head)
+        self.dim_in = dim_in
+        self.dims = list(dims)
+        self.subtract = subtract
+        self.shared = shared
+        self.aggregate = aggregate if isinstance(aggregate, str) else list(aggregate)
+        self.activation = activation

@@ -1,0 +1,300 @@
+"""The Set Transformer (Lee et al., ICML 2019): its blocks, and the encoders made of them.
+
+MAB(X, Y)  = norm(H + relu(feed(H)))  with  H = norm(X + Multihead(X, Y, Y))
+SAB(X)     = MAB(X, X)                      every element looks at every other: no fold
+ISAB(X)    = MAB(X, MAB(I, X))              through learned points I: a fold, and a look
+PMA(X)     = MAB(S, relu(linear(X)))        learned seeds S look at the elements: a fold
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from setfold.arguments import refuse_sizes, refuse_uneven
+from setfold.composition import Composition
+from setfold.encoder import StreamingSetEncoder
+from setfold.encoders.attention_pool import SoftmaxPool
+from setfold.kernels.scores import Scores, folded_heads, projected_heads
+from setfold.passes import Layer, LayeredSetEncoder
+from setfold.whole import WholeSetEncoder
+
+
+class MAB(nn.Module):
+    """Multi-head attention block: queries look at elements, and pass through a small network.
+
+        H = norm(X + to_out(concat_h softmax(Q_h K_h^T / sqrt(d_h)) V_h))     norm(H + relu(feed(H)))
+
+    Args:
+        dim: width of queries and elements.
+        num_heads: heads, which divide dim.
+        layer_norm: whether the two norms are there.
+
+    >>> MAB(8, num_heads=2)(torch.randn(2, 5, 8), torch.randn(2, 100, 8)).shape
+    torch.Size([2, 5, 8])
+    """
+
+    def __init__(self, dim: int, num_heads: int, layer_norm: bool = True) -> None:
+        super().__init__()
+        refuse_sizes(dim=dim, num_heads=num_heads)
+        refuse_uneven(num_heads, dim=dim)
+        self.dim = dim
+        self.num_heads = num_heads
+        self.layer_norm = layer_norm
+        self.to_query = nn.Linear(dim, dim)
+        self.to_key = nn.Linear(dim, dim)
+        self.to_value = nn.Linear(dim, dim)
+        self.to_out = nn.Linear(dim, dim)
+        self.norm = nn.LayerNorm(dim) if layer_norm else nn.Identity()
+        self.feed = nn.Linear(dim, dim)
+        self.last_norm = nn.LayerNorm(dim) if layer_norm else nn.Identity()
+
+    def forward(self, queries: Tensor, elements: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Queries (B, m, d) look at elements (B, n, d) that the mask (B, n) shows: (B, m, d)."""
+        query, key, value = (
+            projected.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (B, H, ., d_h)
+            for projected in (
+                self.to_query(queries),
+                self.to_key(elements),
+                self.to_value(elements),
+            )
+        )
+        shown = None if mask is None else mask[:, None, None, :]
+        attended = scaled_dot_product_attention(query, key, value, attn_mask=shown)
+        return self.digest(queries, attended.transpose(1, 2).flatten(2))
+
+    def digest(self, queries: Tensor, attended: Tensor) -> Tensor:
+        """What becomes of queries (B, m, d) and of what they saw (B, m, d)."""
+        hidden = self.norm(queries + self.to_out(attended))
+        return self.last_norm(hidden + self.feed(hidden).relu())
+
+
+class SAB(nn.Module):
+    """Self-attention block: every element looks at every other one. Equivariant, quadratic, no fold.
+
+    Args:
+        dim: width of the elements.
+        num_heads: heads, which divide dim.
+        layer_norm: whether the two norms are there.
+
+    >>> SAB(8, num_heads=2)(torch.randn(2, 100, 8)).shape
+    torch.Size([2, 100, 8])
+    """
+
+    def __init__(self, dim: int, num_heads: int, layer_norm: bool = True) -> None:
+        super().__init__()
+        self.dim = dim
+        self.num_heads = num_heads
+        self.layer_norm = layer_norm
+        self.block = MAB(dim, num_heads, layer_norm)
+
+    def forward(self, elements: Tensor, mask: Tensor | None = None) -> Tensor:
+        """(B, n, d) -> (B, n, d); elements that the mask (B, n) hides come out as zeros."""
+        found = self.block(elements, elements, mask)
+        return found if mask is None else found.masked_fill(~mask.unsqueeze(-1), 0)
+
+
+class SeedAttention(SoftmaxPool):
+    """MAB(S, X) as a fold: learned seeds S look at the elements, (B, n, d) -> (B, K, d).
+
+    The softmax over elements is kept as a peak, a denominator and a numerator; projections,
+    norms and the small network come when the state is read.
+
+    Args:
+        dim: width of the elements.
+        num_seeds: number K of seeds.
+        num_heads: heads, which divide dim.
+        layer_norm: whether the block has its norms.
+
+    >>> SeedAttention(8, num_seeds=4, num_heads=2)(torch.randn(2, 100, 8)).shape
+    torch.Size([2, 4, 8])
+    """
+
+    def __init__(self, dim: int, num_seeds: int, num_heads: int, layer_norm: bool = True) -> None:
+        super().__init__()
+        refuse_sizes(num_seeds=num_seeds)
+        self.block = MAB(dim, num_heads, layer_norm)
+        self.seeds = nn.Parameter(nn.init.xavier_uniform_(torch.empty(num_seeds, dim)))
+        self.dim = self.dim_in = dim
+        self.num_seeds = num_seeds
+        self.num_heads = num_heads
+        self.layer_norm = layer_norm
+        self.num_logits = num_heads * num_seeds
+
+    def extra_repr(self) -> str:
+        return f"num_seeds={self.num_seeds}, num_heads={self.num_heads}"
+
+    def scores(self) -> Scores:
+        query, key = self.block.to_query(self.seeds), self.block.to_key
+        return folded_heads(query, key.weight, key.bias, self.num_heads)
+
+    def conclude(self, means: Tensor) -> Tensor:
+        value = self.block.to_value
+        attended = projected_heads(means, value.weight, value.bias, self.num_heads)
+        seeds = self.seeds.expand(means.shape[0], -1, -1)
+        return self.block.digest(seeds, attended.to(seeds.dtype))
+
+
+class ISAB(Layer):
+    """Induced set attention block: learned points look at the set, every element looks at them.
+
+    Args:
+        dim: width of the elements.
+        num_inducing: number of learned points.
+        num_heads: heads, which divide dim.
+        layer_norm: whether the blocks have their norms.
+
+    >>> ISAB(8, num_inducing=4, num_heads=2)(torch.randn(2, 100, 8)).shape
+    torch.Size([2, 100, 8])
+    """
+
+    def __init__(
+        self, dim: int, num_inducing: int, num_heads: int, layer_norm: bool = True
+    ) -> None:
+        refuse_sizes(num_inducing=num_inducing)
+        pool = SeedAttention(dim, num_inducing, num_heads, layer_norm)
+        super().__init__(pool, MAB(dim, num_heads, layer_norm))
+        self.dim = self.dim_out = dim
+        self.num_inducing = num_inducing
+        self.num_heads = num_heads
+        self.layer_norm = layer_norm
+
+
+class PMA(Composition):
+    """Pooling by multi-head attention: MAB(S, relu(linear(X))) with K learned seeds S; a fold.
+
+    Args:
+        dim: width of the elements.
+        num_seeds: number K of seeds, each of which reads one vector.
+        num_heads: heads, which divide dim.
+        layer_norm: whether the block has its norms.
+
+    >>> PMA(8, num_seeds=2, num_heads=2)(torch.randn(3, 100, 8)).shape
+    torch.Size([3, 2, 8])
+    """
+
+    def __init__(
+        self, dim: int, num_seeds: int = 1, num_heads: int = 4, layer_norm: bool = True
+    ) -> None:
+        attention = SeedAttention(dim, num_seeds, num_heads, layer_norm)
+        super().__init__(attention, nn.Sequential(nn.Linear(dim, dim), nn.ReLU()))
+        self.dim = self.dim_in = dim
+        self.num_seeds = num_seeds
+        self.num_heads = num_heads
+        self.layer_norm = layer_norm
+
+
+class SetTransformer(LayeredSetEncoder):
+    """ISAB layers, then PMA: linear in n, and exact in as many passes as there are layers, and one.
+
+    Args:
+        dim_in: width d of the elements.
+        dim: width of everything inside, and of the encoding (B, num_seeds, dim).
+        num_heads: heads, which divide dim.
+        num_inducing: learned points of each ISAB.
+        num_layers: number L of ISABs; `passes` is L + 1.
+        num_seeds: number of vectors that PMA reads.
+        num_decoder_layers: SABs among those vectors, after PMA.
+        layer_norm: whether the blocks have their norms.
+        head: any module on the encoding.
+
+    >>> import setfold
+    >>> encoder = SetTransformer(dim_in=3, dim=16, num_layers=2, num_seeds=4).eval()
+    >>> encoder(torch.randn(2, 100, 3)).shape
+    torch.Size([2, 4, 16])
+    >>> encoder.passes
+    3
+    >>> setfold.fold(encoder, [torch.randn(2, 10, 3) for _ in range(5)]).shape
+    torch.Size([2, 4, 16])
+    """
+
+    obstacle = "self-attention: each element's features depend on all the others, through the ISABs"
+
+    def __init__(
+        self,
+        dim_in: int,
+        dim: int,
+        num_heads: int = 4,
+        num_inducing: int = 16,
+        num_layers: int = 2,
+        num_seeds: int = 1,
+        num_decoder_layers: int = 0,
+        layer_norm: bool = True,
+        head: nn.Module | None = None,
+    ) -> None:
+        refuse_sizes(dim_in=dim_in, dim=dim, num_layers=num_layers)
+        layers = [ISAB(dim, num_inducing, num_heads, layer_norm) for _ in range(num_layers)]
+        pool = _decoder(dim, num_seeds, num_heads, num_decoder_layers, layer_norm)
+        super().__init__(layers, pool, features=nn.Linear(dim_in, dim), head=head)
+        self.dim_in = dim_in
+        self.dim = dim
+        self.num_heads = num_heads
+        self.num_inducing = num_inducing
+        self.num_layers = num_layers
+        self.num_seeds = num_seeds
+        self.num_decoder_layers = num_decoder_layers
+        self.layer_norm = layer_norm
+
+
+class FullSetTransformer(WholeSetEncoder):
+    """SAB layers, then PMA: every element looks at every other one, so nothing of it folds.
+
+    Args:
+        dim_in: width d of the elements.
+        dim: width of everything inside, and of the encoding (B, num_seeds, dim).
+        num_heads: heads, which divide dim.
+        num_layers: number of SABs.
+        num_seeds: number of vectors that PMA reads.
+        num_decoder_layers: SABs among those vectors, after PMA.
+        layer_norm: whether the blocks have their norms.
+        head: any module on the encoding.
+
+    >>> FullSetTransformer(dim_in=3, dim=16)(torch.randn(2, 100, 3)).shape
+    torch.Size([2, 1, 16])
+    """
+
+    obstacle = "self-attention: each element's features depend on all the others, one by one"
+
+    def __init__(
+        self,
+        dim_in: int,
+        dim: int,
+        num_heads: int = 4,
+        num_layers: int = 2,
+        num_seeds: int = 1,
+        num_decoder_layers: int = 0,
+        layer_norm: bool = True,
+        head: nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+        refuse_sizes(dim_in=dim_in, dim=dim, num_layers=num_layers)
+        self.dim_in = dim_in
+        self.dim = dim
+        self.num_heads = num_heads
+        self.num_layers = num_layers
+        self.num_seeds = num_seeds
+        self.num_decoder_layers = num_decoder_layers
+        self.layer_norm = layer_norm
+        self.features = nn.Linear(dim_in, dim)
+        self.layers = nn.ModuleList(SAB(dim, num_heads, layer_norm) for _ in range(num_layers))
+        self.pool = _decoder(dim, num_seeds, num_heads, num_decoder_layers, layer_norm)
+        self.head = head
+
+    def encode(self, elements: Tensor, mask: Tensor | None) -> Tensor:
+        elements = self.features(elements)
+        for layer in self.layers:
+            elements = layer(elements, mask)
+        return self.pool(elements, mask)
+
+
+def _decoder(
+    dim: int, num_seeds: int, num_heads: int, num_layers: int, layer_norm: bool
+) -> StreamingSetEncoder:
+    """PMA, and SABs among the vectors that it reads."""
+    pool = PMA(dim, num_seeds, num_heads, layer_norm)
+    if num_layers == 0:
+        return pool
+    return Composition(
+        pool, head=nn.Sequential(*(SAB(dim, num_heads, layer_norm) for _ in range(num_layers)))
+    )

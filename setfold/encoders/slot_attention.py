@@ -1,0 +1,114 @@
+"""Slot Attention (Locatello et al., NeurIPS 2020): slots that compete for elements, again and again."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from setfold.aggregate import Count
+from setfold.arguments import refuse_sizes
+from setfold.composition import Composition, apply_features
+from setfold.encoder import StreamingSetEncoder
+from setfold.encoders.slot_set import SlotSetEncoder
+from setfold.passes import MultiPassSetEncoder
+from setfold.state import SetState
+from setfold.statistic import Statistics
+
+
+class SlotAttention(MultiPassSetEncoder):
+    """Slots are refined by iterations, each of which reads the whole set.
+
+    With slots S, q = to_query(norm(S)), k_i = to_key(norm(x_i)), v_i = to_value(norm(x_i)):
+
+        W_ij = softmax_j(k_i . q_j / sqrt(d)) + 1e-8     update_j = sum_i W_ij v_i / sum_i W_ij
+        S    = GRU(update, S)                            S = S + mlp(norm(S))
+
+    What an iteration takes from the elements is a Slot Set Encoder's weighted mean with softmax over
+    slots. So each iteration is a fold, and T iterations are exact in T passes; but the slots of the
+    second iteration are not known before the first has seen every element.
+
+    Args:
+        dim_in: width d of the elements.
+        num_slots: number K of slots; may be set to another number at any time, as the slots
+            are drawn from a mean and a deviation that they share.
+        dim: size of a slot.
+        num_iterations: number T of iterations; `passes` is the same.
+        dim_hidden: width of the mlp.
+
+    >>> import torch
+    >>> encoder = SlotAttention(dim_in=3, num_slots=4, dim=16).eval()
+    >>> encoder(torch.randn(2, 100, 3)).shape
+    torch.Size([2, 4, 16])
+    >>> encoder.num_slots = 7
+    >>> encoder(torch.randn(2, 100, 3)).shape
+    torch.Size([2, 7, 16])
+    """
+
+    obstacle = "iterations: the slots of one follow from all elements' part in the one before"
+    epsilon = 1e-8
+
+    def __init__(
+        self,
+        dim_in: int,
+        num_slots: int,
+        dim: int,
+        num_iterations: int = 3,
+        dim_hidden: int = 128,
+    ) -> None:
+        super().__init__()
+        refuse_sizes(num_iterations=num_iterations, dim_hidden=dim_hidden)
+        self.dim_in = dim_in
+        self.num_slots = num_slots
+        self.dim = dim
+        self.num_iterations = self.passes = num_iterations
+        self.dim_hidden = dim_hidden
+        self.norm_input = nn.LayerNorm(dim_in)
+        self.attention = SlotSetEncoder(
+            dim_in, num_slots, dim, dim, aggregate=["mean", "mass"], attention="softmax"
+        )
+        self.gru = nn.GRUCell(dim, dim)
+        self.norm_hidden = nn.LayerNorm(dim)
+        self.mlp = nn.Sequential(nn.Linear(dim, dim_hidden), nn.ReLU(), nn.Linear(dim_hidden, dim))
+
+    def draw_slots(self) -> Tensor:
+        """The slots (1, K, h) of the first iteration: new ones in training, the same in evaluation."""
+        return self.attention.draw_frame(self.num_slots, None)[0]
+
+    def encode(self, elements: Tensor, mask: Tensor | None) -> Tensor:
+        elements = apply_features(self.norm_input, elements, mask)
+        slots = self.draw_slots().expand(elements.shape[0], -1, -1)
+        for _ in range(self.num_iterations):
+            slots = self.refine(slots, self.attention.encode(elements, slots, mask))
+        return slots
+
+    def begin(
+        self, found: tuple[Tensor, ...], batch_size: int
+    ) -> tuple[StreamingSetEncoder, SetState]:
+        stage = _Iteration(self)
+        slots = found[-1] if found else self.draw_slots()
+        return stage, stage.initial_state(batch_size, slots=slots)
+
+    def refine(self, slots: Tensor, readings: Tensor) -> Tensor:
+        """Slots (B, K, h) after one iteration, from the mean contribution and mass of each.
+
+        Every weight is to have epsilon added. Summed over slots the weights of an element are 1, so
+        summed over slots the contributions are what epsilon multiplies.
+        """
+        mean, mass = readings[..., :-1], readings[..., -1:]
+        update = (mean + self.epsilon * mean.sum(1, keepdim=True)) / (mass + self.epsilon)
+        refined = self.gru(update.flatten(0, 1), slots.flatten(0, 1)).view_as(slots)
+        return refined + self.mlp(self.norm_hidden(refined))
+
+
+class _Iteration(Composition):
+    """One iteration as a fold, whose readout is the slots of the next."""
+
+    def __init__(self, owner: SlotAttention) -> None:
+        super().__init__(owner.attention, features=owner.norm_input)
+        self.owner = owner
+
+    def finish(self, statistics: Statistics, count: Count, frame: tuple[Tensor, ...]) -> Tensor:
+        readings = self.encoder.finish(statistics, count, frame)
+        return self.owner.refine(frame[0].expand(readings.shape[0], -1, -1), readings)
+
+    def shaping_modules(self) -> tuple[nn.Module, ...]:
+        return (self.owner.norm_input, self.owner.attention)

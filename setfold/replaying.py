@@ -1,0 +1,193 @@
+"""Gradients of a fold in the memory of one chunk: the backward pass reads the chunks once more.
+
+An encoding depends on the elements only through the state. So the forward pass needs no graph, and
+the gradient of the state, handed to each chunk's own statistics, is the gradient of the whole set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from setfold.encoder import StreamingSetEncoder
+from setfold.errors import InputError
+from setfold.kernels.precision import accumulator_dtype
+from setfold.state import SetState
+from setfold.statistic import STATISTICS, Statistics, pull
+
+Begin = Callable[[int], tuple[StreamingSetEncoder, SetState]]  # of a number of sets
+SEEDS = 2**62
+
+
+def replayable_fold(
+    begin: Begin, chunks: Iterable[Tensor]
+) -> tuple[StreamingSetEncoder, SetState] | None:
+    """Fold chunks without a graph, into a state whose gradients read them once more.
+
+    Args:
+        begin: makes the encoder and its empty state, for a number of sets.
+        chunks: tensors (B, n_i, d); can be iterated over again.
+
+    Returns:
+        The encoder and the state; None if there are no chunks.
+    """
+    replay: _Replay | None = None
+    for number, chunk in enumerate(chunks):
+        replay = replay or _Replay(*begin(chunk.shape[0]), chunks)
+        replay.absorb(number, chunk)
+    if replay is None:
+        return None
+    return replay.encoder, replay.tracked()
+
+
+class _Replay:
+    """One fold, and what it takes to run it again."""
+
+    def __init__(
+        self, encoder: StreamingSetEncoder, empty: SetState, chunks: Iterable[Tensor]
+    ) -> None:
+        self.encoder = encoder
+        self.chunks = chunks
+        self.empty = empty
+        self.state = empty.detach()
+        self.seen: list[Tensor] = []  # chunks that want gradients themselves
+        self.parameters = [
+            parameter
+            for module in encoder.shaping_modules()
+            for parameter in module.parameters()
+            if parameter.requires_grad
+        ]
+        self.seed = int(torch.randint(SEEDS, ())) if _is_random(encoder) else None
+        self.autocast = _autocast_now(empty.device)
+        # What is picked must be recognised in the replay to the last bit, so it is found alike.
+        self.graph = any(STATISTICS[name].picks for name in empty.statistics)
+
+    def absorb(self, number: int, chunk: Tensor) -> None:
+        """Add a chunk to the state, without a graph that stays."""
+        if chunk.requires_grad:
+            self.seen.append(chunk)
+        with torch.set_grad_enabled(self.graph), self._randomness(number):
+            self.state = self.encoder.update(self.state, chunk.detach())
+        if self.graph:
+            self.state = self.state.detach()
+
+    def tracked(self) -> SetState:
+        """The state at the end, as a differentiable function of all that shaped it."""
+        statistics = self.state.statistics
+        flat = [part for parts in statistics.values() for part in parts]
+        inputs = [*self.empty.frame, *self.empty.context, *self.parameters, *self.seen]
+        tracked = iter(_Tracked.apply(self, len(flat), *flat, *inputs))
+        named = {name: tuple(next(tracked) for _ in parts) for name, parts in statistics.items()}
+        return self.empty.with_statistics(named, self.state.count)
+
+    def gradients(self, grads: Statistics) -> Iterator[Tensor]:
+        """The gradients of frame, context, parameters and chunks, from those of the state."""
+        frame = [slots.detach().requires_grad_() for slots in self.empty.frame]
+        context = [part.detach().requires_grad_() for part in self.empty.context]
+        shared = [*frame, *context, *self.parameters]
+        totals = [torch.zeros_like(t, dtype=accumulator_dtype(t.device)) for t in shared]
+        of_chunks: list[Tensor] = []
+        blank = SetState(
+            self.encoder.identity(len(self.empty), tuple(frame)),
+            torch.zeros_like(self.state.count),
+            frame=tuple(frame),
+            context=tuple(context),
+            aggregate=self.empty.aggregate,
+            fingerprint=self.empty.fingerprint,
+        )
+        count = blank.count
+        for number, chunk in enumerate(self.chunks):
+            leaf = chunk.detach().requires_grad_(chunk.requires_grad)
+            with torch.enable_grad(), self.autocast(), self._randomness(number):
+                after = self.encoder.update(blank, leaf)
+            count = count + after.count
+            own, grads = pull(grads, self.state.statistics, _detached(after.statistics))
+            wanted = [*shared, *([leaf] if leaf.requires_grad else [])]
+            found = _gradients_of(after.statistics, own, wanted)
+            for total, grad in zip(totals, found, strict=False):
+                if grad is not None:
+                    total += grad
+            if leaf.requires_grad:
+                of_chunks.append(torch.zeros_like(leaf) if found[-1] is None else found[-1])
+        self._refuse_other_chunks(count, grads)
+        for total, tensor in zip(totals, shared, strict=True):
+            yield total.to(tensor.dtype)
+        yield from of_chunks
+
+    def _refuse_other_chunks(self, count: Tensor, left: Statistics) -> None:
+        """Raise if the replay saw something else than the fold did."""
+        missing = any(
+            bool(part.any())
+            for name, parts in left.items()
+            if STATISTICS[name].picks
+            for part in parts
+        )
+        if missing or not torch.equal(count, self.state.count):
+            raise InputError(
+                "the chunks must be the same whenever they are read: in the backward pass they differ "
+                "from those of the forward pass."
+            )
+
+    @contextmanager
+    def _randomness(self, number: int) -> Iterator[None]:
+        """For layers that draw: the same draws for the same chunk, whenever it is read."""
+        if self.seed is None:
+            yield
+            return
+        with torch.random.fork_rng():
+            torch.manual_seed(self.seed + number)
+            yield
+
+
+class _Tracked(torch.autograd.Function):
+    """Statistics that were found without a graph; their gradients come from a replay."""
+
+    @staticmethod
+    def forward(ctx: Any, replay: _Replay, number: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.replay = replay
+        ctx.number = number
+        return tuple(tensor.clone() for tensor in tensors[:number])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        flat = iter(grads)
+        statistics = ctx.replay.state.statistics
+        named = {name: tuple(next(flat) for _ in parts) for name, parts in statistics.items()}
+        return None, None, *[None] * ctx.number, *ctx.replay.gradients(named)
+
+
+def _detached(statistics: Statistics) -> Statistics:
+    return {name: tuple(p.detach() for p in parts) for name, parts in statistics.items()}
+
+
+def _gradients_of(
+    statistics: Statistics, grads: Statistics, wanted: Sequence[Tensor]
+) -> tuple[Tensor | None, ...]:
+    outputs, weights = [], []
+    for name, parts in statistics.items():
+        for part, grad in zip(parts, grads[name], strict=True):
+            if part.requires_grad:
+                outputs.append(part)
+                weights.append(grad.to(part.dtype))
+    if not outputs:
+        return (None,) * len(wanted)
+    return torch.autograd.grad(outputs, wanted, weights, allow_unused=True)
+
+
+def _is_random(encoder: StreamingSetEncoder) -> bool:
+    """Whether something in it may draw: modules in evaluation mode do not."""
+    return any(m.training for module in encoder.shaping_modules() for m in module.modules())
+
+
+def _autocast_now(device: torch.device) -> Callable[[], Any]:
+    """A context in which autocast is as it is now; the backward pass runs in another one."""
+    if not torch.is_autocast_enabled(device.type):
+        return nullcontext
+    dtype = torch.get_autocast_dtype(device.type)
+    return lambda: torch.autocast(device.type, dtype=dtype)

@@ -1,0 +1,99 @@
+"""Markdown files: the examples in them, run as they stand there, and the links."""
+
+from __future__ import annotations
+
+import doctest
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parent.parent
+OUTPUT = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+# A fence that nobody closes runs to the end of the file, as it does where the file is shown.
+FENCED = re.compile(
+    r"^(?P<indent> *)(?P<fence>`{3,}|~{3,})(?P<language>[^\n]*)\n(?P<text>.*?)(?:^ *(?P=fence) *$|\Z)",
+    re.DOTALL | re.MULTILINE,
+)
+LINK = re.compile(r"\]\(\s*<?([^)\s>]+)|^ *\[[^\]]+\]:\s*(\S+)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a file: its language, its lines, and where the first of them is."""
+
+    language: str
+    text: str
+    line: int
+
+    @property
+    def shows_output(self):
+        return self.text.startswith(">>>")
+
+
+def blocks_of(file):
+    """All fenced blocks, in order."""
+    text = file.read_text()
+    return [
+        Block(
+            found["language"].strip(),
+            dedent(found["text"]),
+            text.count("\n", 0, found.start("text")) + 1,
+        )
+        for found in FENCED.finditer(text)
+    ]
+
+
+def examples_of(file):
+    """The blocks of Python, in order."""
+    return [block for block in blocks_of(file) if block.language == "python"]
+
+
+def run_examples(file):
+    """Run the examples of a file one after the other, and return the names that they leave behind.
+
+    A block that begins with >>> must print what it shows; any other must not raise.
+    """
+    names = {"__name__": "__main__"}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        for block in examples_of(file):
+            if block.shows_output:
+                _compare(block, file, names)
+            else:
+                lines = "\n" * (block.line - 1) + block.text  # so that errors name the file's own
+                exec(compile(lines, str(file), "exec", dont_inherit=True), names)
+    return names
+
+
+def _compare(block, file, names):
+    test = doctest.DocTestParser().get_doctest(block.text, {}, file.name, str(file), block.line - 1)
+    test.globs = names  # the file's own, not a copy: the next block goes on from here
+    complaints = []
+    doctest.DocTestRunner(optionflags=OUTPUT).run(test, out=complaints.append, clear_globs=False)
+    if complaints:
+        pytest.fail("".join(complaints), pytrace=False)
+
+
+def broken_links(file):
+    """The links to other files, or to headings, that lead nowhere."""
+    prose = FENCED.sub("", file.read_text())
+    targets = [inline or listed for inline, listed in LINK.findall(prose)]
+    return [t for t in targets if not re.match(r"[a-z]+:", t) and not _leads_somewhere(file, t)]
+
+
+def _leads_somewhere(file, target):
+    path, _, anchor = target.partition("#")
+    found = file.parent / path if path else file
+    if not found.exists():
+        return False
+    return not anchor or anchor in _anchors_of(found)
+
+
+def _anchors_of(file):
+    """The headings of a file, as links name them."""
+    headings = re.findall(r"^#+ +(.+)$", FENCED.sub("", file.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", h.strip().lower()).replace(" ", "-") for h in headings}

@@ -1,0 +1,74 @@
+"""The pages of the documentation: their examples run, and none is lost. mkdocs sees to the rest."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import pytest
+
+import setfold
+from tests.examples import ROOT, blocks_of, broken_links, examples_of, run_examples
+
+DOCS = ROOT / "docs"
+PAGES = {str(page.relative_to(DOCS)): page for page in sorted(DOCS.rglob("*.md"))}
+LANGUAGES = {"python", "console", "text"}
+SECTIONS = ["When to use it", "Formula", "Cost", "Does it fold?", "Example", "Reference"]
+DOCUMENTED = re.compile(r"^::: setfold\.(\w+)$", re.MULTILINE)
+
+
+def nav():
+    """The pages that mkdocs.yml lists: every indented line after `nav:` that names one."""
+    (listed,) = re.findall(r"^nav:\n((?: .*\n)+)", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    return re.findall(r"[\w./-]+\.md", listed)
+
+
+def encoders():
+    values = {name: getattr(setfold, name) for name in setfold.__all__}
+    kinds = {n: v for n, v in values.items() if inspect.isclass(v)}
+    return [
+        name
+        for name, kind in kinds.items()
+        if issubclass(kind, setfold.SetEncoder) and not inspect.isabstract(kind)
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # some write files
+    run_examples(PAGES[page])
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_no_example_hides_behind_another_language(page):
+    for block in blocks_of(PAGES[page]):
+        assert block.language in LANGUAGES, f"line {block.line}: one of {', '.join(LANGUAGES)}"
+        assert block.language == "python" or not block.shows_output, f"line {block.line}"
+
+
+def test_the_contents_list_every_page_once():
+    assert sorted(nav()) == sorted(PAGES)
+
+
+def test_every_public_name_is_documented_once():
+    found = [name for page in PAGES.values() for name in DOCUMENTED.findall(page.read_text())]
+    public = {name for name in setfold.__all__ if not name.startswith("__")}
+    assert sorted(found) == sorted(public), "each needs a line `::: setfold.Name` on one page"
+
+
+@pytest.mark.parametrize("encoder", encoders())
+def test_the_page_on_choosing_has_a_row_for_every_encoder(encoder):
+    rows = [line for line in PAGES["choosing.md"].read_text().splitlines() if line.startswith("|")]
+    assert any(encoder in row.split("|")[1] for row in rows)
+
+
+@pytest.mark.parametrize("page", [name for name in PAGES if name.startswith("encoders/")])
+def test_the_page_of_an_encoder_has_the_sections_of_all(page):
+    headings = re.findall(r"^## (.+)$", PAGES[page].read_text(), re.MULTILINE)
+    assert headings == SECTIONS
+    assert examples_of(PAGES[page])
+
+
+@pytest.mark.parametrize("file", sorted(p.name for p in ROOT.glob("*.md")))
+def test_links_lead_somewhere(file):
+    assert not broken_links(ROOT / file)

@@ -1,0 +1,253 @@
+"""Encoders of several passes: a fold over any chunks is the whole set, and so are its gradients."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given
+from torch import nn
+from torch.testing import assert_close
+
+import setfold
+from tests.small import TIGHT, draw
+from tests.strategies import MULTI_PASS, cases
+
+
+class Gate(nn.Module):
+    """Elements weighed by what random slots found: a pool with a frame of its own."""
+
+    def forward(self, elements, summary):
+        return elements * summary.mean((1, 2))[:, None, None].tanh()
+
+
+def slot_layers():
+    encoder = setfold.SlotSetEncoder(
+        3, num_slots=4, dim_slot=5, dim_out=3, aggregate="weighted_mean"
+    )
+    return setfold.LayeredSetEncoder(
+        [setfold.Layer(encoder, Gate())], setfold.Pool(3, ["max", "mean"])
+    )
+
+
+ENCODERS = {
+    "isab": partial(setfold.SetTransformer, 3, 8, num_heads=2, num_inducing=3, num_layers=2),
+    "isab, decoder": partial(
+        setfold.SetTransformer,
+        *(3, 8, 2, 3, 1),
+        num_seeds=2,
+        num_decoder_layers=1,
+        layer_norm=False,
+        head=nn.Sequential(nn.Flatten(), nn.Linear(16, 2)),
+    ),
+    "max": partial(setfold.EquivariantDeepSets, 3, [5, 4], head=nn.Linear(4, 2)),
+    "mean, two matrices": partial(
+        setfold.EquivariantDeepSets, 3, [5, 4], "mean", shared=False, aggregate=["mean", "min"]
+    ),
+    "set norm": lambda: setfold.LayeredSetEncoder(
+        [setfold.SetNorm(3), setfold.SetNorm(3, over="set")], setfold.Pool(3, "max")
+    ),
+    "slot attention": partial(setfold.SlotAttention, 3, num_slots=3, dim=6, dim_hidden=7),
+    "slots": slot_layers,
+}
+PARTITIONS = ([20], [1] * 20, [0, 7, 0, 12, 1])
+
+
+@pytest.fixture(params=ENCODERS)
+def encoder(request):
+    torch.manual_seed(0)
+    return ENCODERS[request.param]().double().eval()
+
+
+def gradients(encoding, wanted):
+    weight = draw(*encoding.shape, seed=5)
+    found = torch.autograd.grad((encoding * weight).sum(), wanted, allow_unused=True)
+    return [torch.zeros_like(w) if g is None else g for g, w in zip(found, wanted, strict=True)]
+
+
+@pytest.mark.parametrize("lengths", PARTITIONS, ids=str)
+def test_a_fold_is_the_whole_set(encoder, lengths):
+    elements = draw(2, 20, 3)
+    with torch.no_grad():
+        assert_close(setfold.fold(encoder, elements.split(lengths, 1)), encoder(elements), **TIGHT)
+
+
+@pytest.mark.parametrize("lengths", PARTITIONS, ids=str)
+def test_gradients_of_a_fold_are_those_of_the_whole_set(encoder, lengths):
+    elements = draw(2, 20, 3).requires_grad_()
+    wanted = [elements, *encoder.parameters()]
+    expected = gradients(encoder(elements), wanted)
+    assert expected[0].abs().max() > 1e-6
+    found = gradients(setfold.fold(encoder, elements.split(lengths, 1)), wanted)
+    scale = max(float(e.abs().max()) for e in expected)
+    assert_close(found, expected, rtol=1e-10, atol=1e-12 * max(1.0, scale))
+
+
+def test_gradients_without_those_of_the_elements(encoder):
+    elements, wanted = draw(2, 20, 3), list(encoder.parameters())
+    expected = gradients(encoder(elements), wanted)
+    found = gradients(setfold.fold(encoder, elements.split(6, 1)), wanted)
+    assert_close(found, expected, rtol=1e-9, atol=1e-11)
+
+
+def test_training_mode_draws_slots_once_for_all_passes():
+    torch.manual_seed(0)
+    encoder, elements = ENCODERS["slots"]().double().train(), draw(2, 20, 3)
+    torch.manual_seed(3)
+    found = setfold.fold(encoder, elements.split(7, 1))
+    torch.manual_seed(3)
+    assert_close(found, encoder(elements), **TIGHT)
+
+
+@pytest.mark.parametrize("kind", MULTI_PASS)
+def test_every_encoder_of_several_passes_folds(kind):
+    @given(MULTI_PASS[kind], cases(ties=False))
+    def holds(model, case):
+        model = model.double().eval()
+        if case.elements.shape[1] == 0:
+            return
+        with torch.no_grad():
+            expected = model(case.elements)
+            assert_close(setfold.fold(model, case.chunks), expected, rtol=1e-10, atol=1e-12)
+
+    holds()
+
+
+def test_every_exported_encoder_of_several_passes_has_a_strategy():
+    exported = [getattr(setfold, name) for name in setfold.__all__]
+    wanted = {
+        kind
+        for kind in exported
+        if isinstance(kind, type)
+        and issubclass(kind, setfold.MultiPassSetEncoder)
+        and kind is not setfold.MultiPassSetEncoder
+    }
+    assert wanted == set(MULTI_PASS)
+
+
+def test_passes_are_told(encoder):
+    reads = []
+
+    class Chunks:
+        def __iter__(self):
+            reads.append(1)
+            return iter(draw(1, 10, 3).split(4, 1))
+
+    with torch.no_grad():
+        setfold.fold(encoder, Chunks())
+    assert len(reads) == encoder.passes > 1
+
+
+def test_a_stream_that_can_be_read_once_is_refused(encoder):
+    chunks = (draw(1, 5, 3) for _ in range(3))
+    with pytest.raises(setfold.InputError, match=r"reads its chunks \d times.*only once"):
+        setfold.fold(encoder, chunks)
+    assert next(chunks) is not None  # it was not touched
+
+
+def test_a_function_may_open_the_stream_again(encoder):
+    elements = draw(1, 12, 3)
+    with torch.no_grad():
+        found = setfold.fold(encoder, lambda: iter(elements.split(5, 1)))
+        assert_close(found, encoder(elements), **TIGHT)
+
+
+def changing(*lengths):
+    """A stream that is something else whenever it is opened."""
+    left = iter(lengths)
+
+    def stream():
+        yield draw(1, next(left), 3)
+
+    return stream
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_chunks_that_change_between_passes_are_noticed(encoder, grad):
+    with torch.set_grad_enabled(grad), pytest.raises(setfold.InputError, match="the same whenever"):
+        setfold.fold(encoder, changing(10, *[9] * 5))
+
+
+def test_chunks_that_change_before_the_backward_pass_are_noticed(encoder):
+    encoding = setfold.fold(encoder, changing(*[10] * encoder.passes, *[9] * encoder.passes))
+    with pytest.raises(setfold.InputError, match="the same whenever"):
+        encoding.sum().backward()
+
+
+def test_an_encoder_that_cannot_be_folded_says_why():
+    with pytest.raises(setfold.InputError, match=r"FullSetTransformer cannot be folded \(self-att"):
+        setfold.fold(setfold.FullSetTransformer(3, 8), [draw(1, 5, 3)])
+
+
+@pytest.mark.parametrize("layer", [nn.Dropout(0.5), nn.BatchNorm1d(3)], ids=["dropout", "norm"])
+def test_layers_that_change_their_mind_are_refused_in_training(layer):
+    encoder = setfold.LayeredSetEncoder([setfold.SetNorm(3)], setfold.Pool(3), features=layer)
+    chunks = [torch.randn(1, 5, 3)]
+    with pytest.raises(setfold.InputError, match="in training mode"):
+        setfold.fold(encoder.train(), chunks)
+    assert setfold.fold(encoder.eval(), chunks).shape == (1, 3)
+
+
+def test_dropout_in_the_head_is_nobodys_business():
+    encoder = setfold.EquivariantDeepSets(3, [4], head=nn.Dropout(0.5)).train()
+    assert setfold.fold(encoder, [torch.randn(1, 5, 3)]).shape == (1, 4)
+
+
+def test_masks_and_ragged_batches_are_sets_of_their_own(encoder):
+    elements, counts = draw(3, 8, 3), [8, 0, 3]
+    mask = torch.arange(8) < torch.tensor(counts)[:, None]
+    alone = torch.cat([encoder(elements[i : i + 1, :n]) for i, n in enumerate(counts)])
+    hidden = elements.masked_fill(~mask.unsqueeze(-1), torch.nan)
+    assert_close(encoder(hidden, mask), alone, **TIGHT)
+    index = torch.arange(3)[:, None].expand(3, 8)[mask]
+    order = torch.randperm(len(index))
+    ragged = encoder(elements[mask][order], index=index[order], batch_size=3)
+    assert_close(ragged, alone, **TIGHT)
+
+
+def test_layers_that_do_not_fit_are_refused():
+    with pytest.raises(setfold.InputError, match="width 8; what follows takes 4"):
+        setfold.LayeredSetEncoder([setfold.ISAB(8, 2, 2)], setfold.Pool(4))
+    with pytest.raises(setfold.InputError, match=r"setfold\.Layer"):
+        setfold.LayeredSetEncoder([nn.Linear(3, 3)], setfold.Pool(3))
+    with pytest.raises(setfold.InputError, match="streaming"):
+        setfold.Layer(nn.Linear(3, 3), nn.Identity())
+
+
+MEMORY = """
+import ctypes, torch, setfold
+from bench.memory import RESET, _status
+torch.set_num_threads(1)
+torch.manual_seed(0)
+encoder = setfold.SetTransformer(4, 32, num_layers=2)
+
+def step(length):
+    def stream():
+        draw = torch.Generator().manual_seed(0)
+        for _ in range(length // 1000):
+            yield torch.randn(1, 1000, 4, generator=draw)
+    setfold.fold(encoder, stream).sum().backward()
+
+step(3000)
+ctypes.CDLL(None).malloc_trim(0)
+RESET.write_text("5")
+before = _status("VmRSS")
+step({length})
+print(_status("VmHWM") - before)
+"""
+
+
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="reads the kernel's high-water mark"
+)
+def test_a_fold_is_trained_in_the_memory_of_one_chunk():
+    def peak(length):
+        script = MEMORY.replace("{length}", str(length))
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return int(done.stdout)
+
+    assert peak(100_000) < peak(3_000) + 8e6  # autograd on the whole set takes hundreds of MB
