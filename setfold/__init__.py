@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from setfold.checks import check as check
+    from setfold.checks import check_all as check_all
     from setfold.composition import Composition as Composition
     from setfold.composition import SlotPool as SlotPool
     from setfold.encoder import SetEncoder as SetEncoder
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "setfold.checks": ("check",),
+    "setfold.checks": ("check", "check_all"),
     "setfold.composition": ("Composition", "SlotPool"),
     "setfold.encoder": ("SetEncoder", "StreamingSetEncoder"),
     "setfold.encoders.attention_pool": ("AttentionPool", "GatedAttentionPool"),

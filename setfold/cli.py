@@ -49,16 +49,21 @@ def _options(
 @app.command(
     epilog="Examples:\n\n  setfold check encoder.safetensors\n\n"
     "  setfold check mypackage.models:encoder --dim-in 3\n\n"
-    "  setfold check encoder.safetensors --json | jq .passed"
+    "  setfold check encoder.safetensors --json | jq .passed\n\n"
+    "  setfold check --all"
 )
 def check(
     model: Annotated[
-        str,
+        str | None,
         typer.Argument(
             help="A model file that setfold.save wrote, or package.module:name for a model, a class "
             "or a function that makes one.",
         ),
-    ],
+    ] = None,
+    everything: Annotated[
+        bool,
+        typer.Option("--all", help="Instead of a model, compare all of setfold's own encoders."),
+    ] = False,
     dim_in: Annotated[
         int | None, typer.Option(help="Width of the elements, where the model does not tell.")
     ] = None,
@@ -74,16 +79,28 @@ def check(
 ) -> None:
     """Put the laws of a fold to the test on a model.
 
-    Exit code 0 if every law that applies holds, 1 if one fails, 2 if the model cannot be had.
+    Exit code 0 if every law that applies holds, 1 if one fails, 2 if the model cannot be had. With
+    --all: 0 if every encoder is what it claims to be.
     """
-    subject = _model(model, allow or [])
+    if (model is None) != everything:
+        raise InputError("name a model to check, or give --all for all of setfold's encoders.")
+    subject = None if model is None else _model(model, allow or [])
     from rich.console import Console
 
-    from setfold.checks import check as run
+    from setfold import checks
 
-    console = Console()
-    with console.status("checking the laws") if console.is_terminal else nullcontext():
-        report = run(subject, dim_in, processes=processes, seed=seed)
+    console, messages = Console(), Console(stderr=True)
+    with messages.status("checking the laws") if messages.is_terminal else nullcontext() as status:
+        report: checks.Report | checks.Survey
+        if subject is not None:
+            report = checks.check(subject, dim_in, processes=processes, seed=seed)
+        else:
+
+            def progress(done: int, total: int, name: str) -> None:
+                if status is not None:
+                    status.update(f"{done} of {total} encoders checked; {name}")
+
+            report = checks.check_all(processes=processes, seed=seed, progress=progress)
     if as_json:
         typer.echo(json.dumps(report.as_dict(), indent=2))
     else:

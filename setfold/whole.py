@@ -12,6 +12,7 @@ from setfold.encoder import SetEncoder
 from setfold.errors import InputError
 from setfold.fingerprint import first_tensor
 from setfold.kernels.ragged import group_by_length
+from setfold.statistic import spread
 
 
 class WholeSetEncoder(SetEncoder):
@@ -79,13 +80,13 @@ class WholeSetEncoder(SetEncoder):
                 for sets, rows, mask in group_by_length(chunk.index, chunk.sets)
             ]
             return _put_together(groups, chunk.sets)
-        if chunk.mask is None or torch.compiler.is_compiling():
-            return self.encode(chunk.elements, chunk.mask)
+        if chunk.mask is None:
+            return self.encode(chunk.elements, None)
+        # an element of zeros stands in where a set has none, and counts for nothing
         present = chunk.mask.any(1)
-        if bool(present.all()):
-            return self.encode(chunk.elements, chunk.mask)
-        found = self.encode(chunk.elements[present], chunk.mask[present])
-        return _put_together([(present.nonzero().squeeze(1), found)], chunk.sets)
+        first = torch.arange(chunk.mask.shape[1], device=present.device) == 0
+        found = self.encode(chunk.elements, chunk.mask | (first & ~present.unsqueeze(1)))
+        return torch.where(spread(present, found), found, 0)
 
     def _encode_nothing(self, chunk: Chunk) -> Tensor:
         """Zeros of the shape that an encoding has."""

@@ -11,7 +11,9 @@ import setfold
 
 
 def _array(tensor):
-    return None if tensor is None else tensor.detach().double().numpy()
+    if tensor is None or isinstance(tensor, np.ndarray):
+        return tensor
+    return tensor.detach().double().numpy()
 
 
 def _layer_norm(row, weight=None, bias=None, epsilon=1e-5):
@@ -53,12 +55,16 @@ def _logits(encoder, element, slots):
     return found
 
 
+def _softmax(logits):
+    top = max(logits)
+    raw = [math.exp(logit - top) for logit in logits]
+    return [r / sum(raw) for r in raw]
+
+
 def _weights(logits, attention):
     if attention == "softmax":
-        top = max(logits)
-        raw = [math.exp(logit - top) for logit in logits]
-    else:
-        raw = [1 / (1 + math.exp(-logit)) + 1e-8 for logit in logits]
+        return _softmax(logits)
+    raw = [1 / (1 + math.exp(-logit)) + 1e-8 for logit in logits]
     return [r / sum(raw) for r in raw]
 
 
@@ -99,3 +105,229 @@ def pool(elements, aggregates):
         "min": [min(column) for column in elements.T],
     }
     return np.concatenate([readings[name] for name in aggregates])
+
+
+# ---- attention over elements ---------------------------------------------------------------
+
+
+def _attended(query, keys, values, num_heads):
+    """What one query (e,) sees of keys and values (n, e), the heads side by side."""
+    width, found = len(query) // num_heads, []
+    for first in range(0, len(query), width):
+        places = range(first, first + width)
+        logits = [sum(query[p] * key[p] for p in places) / math.sqrt(width) for key in keys]
+        weights = _softmax(logits)
+        found += [
+            sum(w * value[p] for w, value in zip(weights, values, strict=True)) for p in places
+        ]
+    return np.array(found)
+
+
+def attention_pool(encoder: setfold.AttentionPool, elements):
+    """(n, d) elements to (K, dim_out)."""
+    keys, values = (
+        [_linear(element, layer) for element in _array(elements)]
+        for layer in (encoder.to_key, encoder.to_value)
+    )
+    queries = _array(encoder.queries)
+    return np.array([_attended(query, keys, values, encoder.num_heads) for query in queries])
+
+
+def gated_attention_pool(encoder: setfold.GatedAttentionPool, elements):
+    """(n, d) elements to (K, d)."""
+    elements, logits = _array(elements), []
+    for element in elements:
+        hidden = [math.tanh(value) for value in _linear(element, encoder.to_hidden)]
+        if encoder.gated:
+            gate = [1 / (1 + math.exp(-value)) for value in _linear(element, encoder.to_gate)]
+            hidden = [h * g for h, g in zip(hidden, gate, strict=True)]
+        logits.append(_linear(hidden, encoder.to_logit))
+    found = np.zeros((encoder.num_branches, elements.shape[1]))
+    for branch in range(encoder.num_branches):
+        weights = _softmax([logit[branch] for logit in logits])
+        for weight, element in zip(weights, elements, strict=True):
+            found[branch] += weight * element
+    return found
+
+
+# ---- the Set Transformer -------------------------------------------------------------------
+
+
+def _normed(row, layer):
+    if isinstance(layer, nn.Identity):
+        return row
+    return _layer_norm(row, _array(layer.weight), _array(layer.bias), layer.eps)
+
+
+def _relu(row):
+    return np.array([max(value, 0.0) for value in row])
+
+
+def mab(block: setfold.MAB, queries, elements):
+    """(m, d) queries that look at (n, d) elements, arrays both, to (m, d)."""
+    keys, values = (
+        [_linear(element, layer) for element in elements]
+        for layer in (block.to_key, block.to_value)
+    )
+    found = []
+    for query in queries:
+        seen = _attended(_linear(query, block.to_query), keys, values, block.num_heads)
+        hidden = _normed(query + _linear(seen, block.to_out), block.norm)
+        found.append(_normed(hidden + _relu(_linear(hidden, block.feed)), block.last_norm))
+    return np.array(found)
+
+
+def sab(layer: setfold.SAB, elements):
+    """(n, d) elements to (n, d)."""
+    return mab(layer.block, _array(elements), _array(elements))
+
+
+def seed_attention(encoder: setfold.SeedAttention, elements):
+    """(n, d) elements to (K, d)."""
+    return mab(encoder.block, _array(encoder.seeds), _array(elements))
+
+
+def isab(layer: setfold.ISAB, elements):
+    """(n, d) elements to (n, d)."""
+    return mab(layer.look, _array(elements), seed_attention(layer.pool, elements))
+
+
+def pma(encoder: setfold.PMA, elements):
+    """(n, d) elements to (K, d)."""
+    made = [_relu(_linear(element, encoder.features[0])) for element in _array(elements)]
+    return seed_attention(encoder.encoder, np.array(made))
+
+
+def set_transformer(encoder: setfold.SetTransformer | setfold.FullSetTransformer, elements):
+    """(n, d) elements to (K, dim)."""
+    elements = np.array([_linear(element, encoder.features) for element in _array(elements)])
+    for layer in encoder.layers:
+        elements = (isab if isinstance(layer, setfold.ISAB) else sab)(layer, elements)
+    if encoder.num_decoder_layers == 0:
+        return pma(encoder.pool, elements)
+    found = pma(encoder.pool.encoder, elements)
+    for layer in encoder.pool.head:
+        found = sab(layer, found)
+    return found
+
+
+# ---- layers that subtract what the set is --------------------------------------------------
+
+
+def equivariant(layer: setfold.EquivariantLayer, elements):
+    """(n, d) elements to (n, dim_out), with a Tanh."""
+    elements, look = _array(elements), layer.look
+    pooled = pool(elements, [layer.subtract])
+    found = []
+    for element in elements:
+        if layer.shared:
+            row = _linear(element - pooled, look.of_element)
+        else:
+            row = _linear(element, look.of_element) - _linear(pooled, look.of_set)
+        found.append([math.tanh(value) for value in row])
+    return np.array(found)
+
+
+def equivariant_deep_sets(encoder: setfold.EquivariantDeepSets, elements):
+    """(n, d) elements to (dims[-1] * number of aggregates,)."""
+    for layer in encoder.layers:
+        elements = equivariant(layer, elements)
+    return pool(elements, [a.name for a in encoder.pool.aggregates])
+
+
+def moments(elements):
+    """(n, d) elements to (2, d): the mean and the variance of each feature."""
+    elements = _array(elements)
+    means = [math.fsum(column) / len(column) for column in elements.T]
+    variances = [
+        math.fsum((value - mean) ** 2 for value in column) / len(column)
+        for column, mean in zip(elements.T, means, strict=True)
+    ]
+    return np.array([means, variances])
+
+
+def set_norm(layer: setfold.SetNorm, elements):
+    """(n, d) elements to (n, d)."""
+    elements = _array(elements)
+    if layer.over == "feature":
+        means, variances = moments(elements)
+    else:  # every number of the set is one observation
+        (mean,), (variance,) = moments(elements.reshape(-1, 1))
+        means, variances = [mean] * layer.dim, [variance] * layer.dim
+    weight, bias = _array(layer.look.weight), _array(layer.look.bias)
+    found = np.zeros_like(elements)
+    for i, element in enumerate(elements):
+        for c, value in enumerate(element):
+            normal = (value - means[c]) / math.sqrt(variances[c] + layer.epsilon)
+            found[i, c] = normal * weight[c] + bias[c]
+    return found
+
+
+# ---- Slot Attention ------------------------------------------------------------------------
+
+
+def _gru(cell: nn.GRUCell, row, state):
+    """One step of a gated recurrent unit, number by number."""
+    size = len(state)
+    seen, kept = (
+        [
+            bias[o] + sum(weight[o, i] * value for i, value in enumerate(values))
+            for o in range(3 * size)
+        ]
+        for weight, bias, values in (
+            (_array(cell.weight_ih), _array(cell.bias_ih), row),
+            (_array(cell.weight_hh), _array(cell.bias_hh), state),
+        )
+    )
+    found = np.zeros(size)
+    for o in range(size):
+        reset = 1 / (1 + math.exp(-seen[o] - kept[o]))
+        keep = 1 / (1 + math.exp(-seen[size + o] - kept[size + o]))
+        new = math.tanh(seen[2 * size + o] + reset * kept[2 * size + o])
+        found[o] = (1 - keep) * new + keep * state[o]
+    return found
+
+
+def slot_attention(encoder: setfold.SlotAttention, elements, slots):
+    """(n, d) elements and (K, h) slots to (K, h), with epsilon added to every weight."""
+    slots, attention = _array(slots), encoder.attention
+    elements = [_normed(element, encoder.norm_input) for element in _array(elements)]
+    values = [_linear(element, attention.to_value) for element in elements]
+    for _ in range(encoder.num_iterations):
+        weights = [_softmax(_logits(attention, element, slots)) for element in elements]
+        refined = []
+        for j, slot in enumerate(slots):
+            own = [row[j] + 1e-8 for row in weights]
+            update = sum(w * value for w, value in zip(own, values, strict=True)) / sum(own)
+            state = _gru(encoder.gru, update, slot)
+            hidden = _relu(_linear(_normed(state, encoder.norm_hidden), encoder.mlp[0]))
+            refined.append(state + _linear(hidden, encoder.mlp[2]))
+        slots = np.array(refined)
+    return slots
+
+
+# ---- the wrong ways ------------------------------------------------------------------------
+
+
+def chunk_average(encode, elements, chunk_size):
+    """(n, d) elements to whatever `encode` makes of chunks of them, averaged element by element."""
+    elements, found = _array(elements), 0
+    for first in range(0, len(elements), chunk_size):
+        chunk = elements[first : first + chunk_size]
+        found = found + len(chunk) * np.asarray(encode(chunk))
+    return found / len(elements)
+
+
+def published_slot_set(encoder: setfold.SlotSetEncoder, aggregate, elements, chunks_slots, size):
+    """(n, d) elements to (K, dim_out): the sums of chunks, each with its slots, aggregated."""
+    elements, sums = _array(elements), []
+    for first, slots in zip(range(0, len(elements), size), chunks_slots, strict=False):
+        slots = _array(slots)
+        total = np.zeros((len(slots), encoder.dim_out))
+        for element in elements[first : first + size]:
+            weights = _weights(_logits(encoder, element, slots), encoder.attention)
+            value = _linear(element, encoder.to_value)
+            for j, weight in enumerate(weights):
+                total[j] += weight * value
+        sums.append(total)
+    return pool(np.array(sums).reshape(len(sums), -1), [aggregate]).reshape(sums[0].shape)

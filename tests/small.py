@@ -1,7 +1,8 @@
-"""A small encoder, small inputs, and what it means for two states to be the same."""
+"""A small encoder, small inputs, and what it means to be the same: as a state, or as plain loops."""
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch.testing import assert_close
 
@@ -40,3 +41,22 @@ def assert_same_state(found, expected):
         assert_close(found.statistics[name], parts, **TIGHT)
     for slots, wanted in zip(found.frame, expected.frame, strict=True):
         assert torch.equal(slots, wanted)
+
+
+def assert_loops_agree(encoder, loops, elements, mask=None, rtol=1e-11, atol=1e-12):
+    """Each set's encoding is what plain loops make of its elements; that of an empty one is zeros."""
+    found = encoder(elements, mask).detach()
+    for number, rows in enumerate(elements):
+        rows = rows if mask is None else rows[mask[number]]
+        expected = loops(rows) if len(rows) else np.zeros(found.shape[1:])
+        np.testing.assert_allclose(found[number], expected, rtol=rtol, atol=atol)
+
+
+def assert_layer_agrees(layer, loops, elements, mask=None, rtol=1e-11, atol=1e-12):
+    """Each set's elements become what plain loops make of them; what is hidden becomes zeros."""
+    found = layer(elements, mask).detach()
+    mask = torch.ones(elements.shape[:2], dtype=torch.bool) if mask is None else mask
+    assert not found[~mask].any()
+    for shown, rows, made in zip(mask, elements, found, strict=True):
+        if shown.any():
+            np.testing.assert_allclose(made[shown], loops(rows[shown]), rtol=rtol, atol=atol)

@@ -8,13 +8,11 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import given
 from torch import nn
 from torch.testing import assert_close
 
 import setfold
 from tests.small import TIGHT, draw
-from tests.strategies import MULTI_PASS, cases
 
 
 class Gate(nn.Module):
@@ -100,32 +98,6 @@ def test_training_mode_draws_slots_once_for_all_passes():
     found = setfold.fold(encoder, elements.split(7, 1))
     torch.manual_seed(3)
     assert_close(found, encoder(elements), **TIGHT)
-
-
-@pytest.mark.parametrize("kind", MULTI_PASS)
-def test_every_encoder_of_several_passes_folds(kind):
-    @given(MULTI_PASS[kind], cases(ties=False))
-    def holds(model, case):
-        model = model.double().eval()
-        if case.elements.shape[1] == 0:
-            return
-        with torch.no_grad():
-            expected = model(case.elements)
-            assert_close(setfold.fold(model, case.chunks), expected, rtol=1e-10, atol=1e-12)
-
-    holds()
-
-
-def test_every_exported_encoder_of_several_passes_has_a_strategy():
-    exported = [getattr(setfold, name) for name in setfold.__all__]
-    wanted = {
-        kind
-        for kind in exported
-        if isinstance(kind, type)
-        and issubclass(kind, setfold.MultiPassSetEncoder)
-        and kind is not setfold.MultiPassSetEncoder
-    }
-    assert wanted == set(MULTI_PASS)
 
 
 def test_passes_are_told(encoder):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 import torch
@@ -11,8 +11,12 @@ from torch import Tensor, nn
 
 from setfold.checks.consistency import CONSISTENCY
 from setfold.checks.diagnosis import diagnose
-from setfold.checks.laws import LAWS, Case, Law, streams
-from setfold.checks.report import FAILS, HOLDS, NOT_APPLICABLE, Finding, Report
+from setfold.checks.law import Case, Law, streams
+from setfold.checks.laws import LAWS
+from setfold.checks.report import FAILS, HOLDS, NOT_APPLICABLE, Finding
+from setfold.checks.report import Report as Report
+from setfold.checks.survey import Survey as Survey
+from setfold.checks.survey import survey
 from setfold.errors import DescriptionError, InputError
 
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-6}
@@ -74,7 +78,32 @@ def check(
                 )
             else:
                 findings.append(_put_to_the_test(law, model, width, tolerances, seed))
-    return Report(type(model).__name__, tuple(findings))
+    return Report(type(model).__name__, tuple(findings), getattr(model, "passes", None))
+
+
+def check_all(
+    *,
+    processes: bool = True,
+    seed: int = 0,
+    progress: Callable[[int, int, str], None] = lambda done, total, name: None,
+) -> Survey:
+    """Put a small instance of every encoder to the test: who folds, in how many passes, who cannot.
+
+    Args:
+        processes: whether to merge states from other processes, which takes seconds for each.
+        seed: of the random cases.
+        progress: called with how many encoders are done, of how many, and which is next.
+
+    Returns:
+        A survey that prints as a table; `survey.passed` tells whether all are what they claim.
+
+    >>> survey = check_all(processes=False)
+    >>> survey["SlotSetEncoder, mean"].verdict, survey["SetTransformer, ISAB"].verdict
+    ('folds in one pass', 'folds in 3 passes')
+    >>> survey["FSPool"].verdict
+    'cannot be folded'
+    """
+    return survey(check, progress, processes=processes, seed=seed)
 
 
 def _put_to_the_test(

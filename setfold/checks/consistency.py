@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import torch
 
-from setfold.checks.laws import Case, Law, Model, Pair, difference
+from setfold.checks.law import Case, Law, Model, Pair, difference
+from setfold.checks.report import CONSISTENCY_LAW
 
 
 def _combinations(model: Model, case: Case) -> Iterator[Pair]:
@@ -21,7 +22,7 @@ def _combinations(model: Model, case: Case) -> Iterator[Pair]:
 
 
 CONSISTENCY = Law(
-    "mini-batch consistency",
+    CONSISTENCY_LAW,
     "The mean, sum, max or min of the chunks' encodings is that of the whole set.",
     _combinations,
     obstacle=lambda model: None,

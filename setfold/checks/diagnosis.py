@@ -9,6 +9,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
+from setfold.encoders.slot_set import SlotSetEncoder
+from setfold.whole import WholeSetEncoder
+
 SELF_ATTENTION = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
 
 
@@ -24,6 +27,10 @@ def diagnose(model: Any, elements: Tensor) -> str | None:
         return "BatchNorm in training mode normalises by the chunk it sees: call model.eval()"
     if any(isinstance(m, _DropoutNd) and m.training and m.p > 0 for m in modules):
         return "dropout in training mode draws anew at every call: call model.eval()"
+    if isinstance(model, WholeSetEncoder):
+        if any(isinstance(m, SlotSetEncoder) and m.training for m in modules):
+            return "random slots are drawn anew at every call in training mode: call model.eval()"
+        return model.obstacle
     if any(isinstance(m, SELF_ATTENTION) for m in modules):
         return "self-attention over elements: each one's features depend on all that are there"
     if _features_mix(model, elements):

@@ -6,11 +6,9 @@ All states of one law begin from one empty state, so that slots drawn at random 
 
 from __future__ import annotations
 
-import inspect
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -18,127 +16,12 @@ import torch
 from torch import Tensor
 
 from setfold.checks.elsewhere import fold_in_another_process
+from setfold.checks.law import LAWS as LAWS  # all of them, once this module has run
+from setfold.checks.law import Case, Model, Pair, folds, law, streams, takes
+from setfold.encoder import SetEncoder
+from setfold.folding import fold
 from setfold.state import SetState
 from setfold.statistic import STATISTICS
-
-Model = Any  # anything with the verbs of a StreamingSetEncoder, or just a forward
-Pair = tuple[Tensor, Tensor]  # what came, what was expected
-
-
-@dataclass(frozen=True)
-class Case:
-    """One situation to hold a law to.
-
-    Attributes:
-        elements: (B, n, d).
-        lengths: how the elements are cut into chunks; zeros are empty chunks.
-        chunk_order: in which order the chunks come.
-        permutation: (n,), an order of the elements.
-        mask: (B, n), True where present.
-        seed: for what a law draws itself.
-    """
-
-    elements: Tensor
-    lengths: tuple[int, ...]
-    chunk_order: tuple[int, ...]
-    permutation: Tensor
-    mask: Tensor
-    seed: int = 0
-
-    @cached_property
-    def chunks(self) -> list[Tensor]:
-        """The elements in chunks, in the order in which they come."""
-        pieces = self.elements.split(list(self.lengths), 1)
-        return [pieces[i] for i in self.chunk_order]
-
-    @property
-    def batch_size(self) -> int:
-        return self.elements.shape[0]
-
-    def describe(self) -> str:
-        """The case in words."""
-        batch, length, width = self.elements.shape
-        sets = "1 set" if batch == 1 else f"{batch} sets"
-        chunks = f"in chunks of {list(self.lengths)}"
-        return f"{sets} of {length} x {width} elements {chunks}, seed {self.seed}"
-
-
-@dataclass(frozen=True)
-class Law:
-    """A law: its name, what it says, and how to put it to the test.
-
-    Attributes:
-        name: a word or three.
-        statement: one sentence.
-        pairs: what must agree, in one case.
-        obstacle: why the law does not apply to a model, or None.
-        once: whether it costs so much that one case must do.
-        slack: a factor on the tolerance, where rounding is passed on through a whole network.
-    """
-
-    name: str
-    statement: str
-    pairs: Callable[[Model, Case], Iterator[Pair]]
-    obstacle: Callable[[Model], str | None]
-    once: bool = False
-    slack: float = 1.0
-
-    def error(self, model: Model, case: Case) -> float:
-        """The largest difference, relative to the largest number expected."""
-        return max((difference(*pair) for pair in self.pairs(model, case)), default=0.0)
-
-
-LAWS: list[Law] = []
-
-
-def difference(found: Tensor, expected: Tensor) -> float:
-    """The largest difference, relative to the largest number expected; infinite for other shapes."""
-    if found.shape != expected.shape:
-        return float("inf")
-    if found.numel() == 0 or torch.equal(found, expected):
-        return 0.0
-    found, expected = found.detach().double(), expected.detach().double()
-    same = found == expected  # infinities of the same sign agree
-    gap = torch.where(same, 0, (found - expected).abs()).max()
-    finite = expected[expected.isfinite()].abs()
-    scale = finite.max() if finite.numel() else torch.ones(())
-    error = float(gap / scale.clamp_min(torch.finfo(torch.float64).tiny))
-    return error if error == error else float("inf")
-
-
-def streams(model: Model) -> str | None:
-    """Why a model is no fold, or None."""
-    missing = [verb for verb in ("initial_state", "update", "readout") if not hasattr(model, verb)]
-    return f"has no {', '.join(missing)}: all elements must be there at once" if missing else None
-
-
-def takes(argument: str) -> Callable[[Model], str | None]:
-    """An obstacle: `update`, or the forward of a model that is no fold, must take an argument."""
-
-    def obstacle(model: Model) -> str | None:
-        no_fold = streams(model)
-        verb = model.forward if no_fold else model.update
-        if argument in inspect.signature(verb).parameters:
-            return None
-        return no_fold or f"update takes no {argument}"
-
-    return obstacle
-
-
-def law(
-    name: str,
-    statement: str,
-    obstacle: Callable[[Model], str | None] = streams,
-    once: bool = False,
-    slack: float = 1.0,
-) -> Callable[[Callable[[Model, Case], Iterator[Pair]]], Law]:
-    """Make a law of a generator of pairs, and list it."""
-
-    def make(pairs: Callable[[Model, Case], Iterator[Pair]]) -> Law:
-        LAWS.append(made := Law(name, statement, pairs, obstacle, once, slack))
-        return made
-
-    return make
 
 
 def _begun_like(model: Model, state: Any) -> Any:
@@ -182,8 +65,11 @@ def commutativity(model: Model, case: Case) -> Iterator[Pair]:
     yield model.readout(a.merge(b)), model.readout(b.merge(a))
 
 
-@law("any partition", "Chunks of any sizes in any order give what the whole set gives.")
+@law("any partition", "Chunks of any sizes in any order give what the whole set gives.", folds)
 def partition(model: Model, case: Case) -> Iterator[Pair]:
+    if streams(model):
+        yield fold(model, case.chunks), model(case.elements)
+        return
     empty = model.initial_state(case.batch_size)
     expected = whole(model, empty, case)
     yield model.readout(folded(model, empty, case.chunks)), expected
@@ -233,8 +119,9 @@ def slot_equivariance(model: Model, case: Case) -> Iterator[Pair]:
 
 @law("mask", "A masked element is an absent one, whatever it holds.", obstacle=takes("mask"))
 def mask_is_absence(model: Model, case: Case) -> Iterator[Pair]:
-    # a model that is no fold promises less: finite padding must do
-    padding = 7.0 if streams(model) else torch.nan
+    # a model that is none of ours promises less: finite padding must do
+    ours = isinstance(model, SetEncoder) or not streams(model)
+    padding = torch.nan if ours else 7.0
     padded = case.elements.masked_fill(~case.mask.unsqueeze(-1), padding)
     for number in range(case.batch_size):
         one = slice(number, number + 1)
@@ -249,23 +136,23 @@ def mask_is_absence(model: Model, case: Case) -> Iterator[Pair]:
         yield model.readout(found), expected
 
 
-def _ragged(model: Model) -> str | None:
-    return streams(model) or takes("index")(model)
-
-
-@law("ragged", "A ragged batch is what its sets are one by one.", obstacle=_ragged)
+@law("ragged", "A ragged batch is what its sets are one by one.", obstacle=takes("index"))
 def ragged_is_dense(model: Model, case: Case) -> Iterator[Pair]:
-    empty = model.initial_state(case.batch_size)
     draw = torch.Generator().manual_seed(case.seed)
     sets = torch.arange(case.batch_size, device=case.elements.device)
     index = sets[:, None].expand(case.mask.shape)[case.mask]
     rows = case.elements[case.mask]
     order = torch.randperm(len(rows), generator=draw).to(rows.device)
-    found = model.readout(model.update(empty, rows[order], index=index[order]))
-    for number in range(case.batch_size):
-        one = case.elements[number, case.mask[number]].unsqueeze(0)
-        alone = model.update(_begun_like(model, empty), one)
-        yield found[number : number + 1], model.readout(alone)
+    alone = [e[m].unsqueeze(0) for e, m in zip(case.elements, case.mask, strict=True)]
+    if streams(model):
+        found = model(rows[order], index=index[order], batch_size=case.batch_size)
+        expected = [model(one) for one in alone]
+    else:
+        empty = model.initial_state(case.batch_size)
+        found = model.readout(model.update(empty, rows[order], index=index[order]))
+        expected = [model.readout(model.update(_begun_like(model, empty), one)) for one in alone]
+    for number, one in enumerate(expected):
+        yield found[number : number + 1], one
 
 
 def _removes(model: Model) -> str | None:
@@ -275,7 +162,7 @@ def _removes(model: Model) -> str | None:
         return "has no remove"
     names = {a.statistic for a in getattr(model, "aggregates", ())}
     kept = sorted(name for name in names if not STATISTICS[name].removable)
-    return f"a {' or '.join(kept)} cannot forget" if kept else None
+    return f"what it keeps cannot forget: {', '.join(kept)}" if kept else None
 
 
 @law("removal", "Removing what was added undoes it.", obstacle=_removes)
@@ -345,14 +232,19 @@ def two_processes(model: Model, case: Case) -> Iterator[Pair]:
     yield model.readout(model.update(empty, here).merge(state)), whole(model, empty, case)
 
 
-@law("equal gradients", "Every partition has the gradients of the whole set.", slack=10)
+@law("equal gradients", "Every partition has the gradients of the whole set.", folds, slack=10)
 def equal_gradients(model: Model, case: Case) -> Iterator[Pair]:
+    def encode(elements: Tensor, chunked: bool) -> Tensor:
+        pieces = elements.split(list(case.lengths), 1) if chunked else (elements,)
+        if streams(model):
+            return fold(model, pieces) if chunked else model(elements)
+        empty = model.initial_state(case.batch_size, **same_slots)
+        return model.readout(folded(model, empty, pieces))
+
     def gradients(chunked: bool) -> list[Tensor]:
         elements = case.elements.clone().requires_grad_()
         with torch.enable_grad():
-            empty = model.initial_state(case.batch_size, **same_slots)
-            pieces = elements.split(list(case.lengths), 1) if chunked else (elements,)
-            encoding = model.readout(folded(model, empty, pieces))
+            encoding = encode(elements, chunked)
             draw = torch.Generator().manual_seed(case.seed)
             weight = torch.randn(encoding.shape, generator=draw).to(encoding)
             loss = (weight * encoding).sum() / max(1, case.elements.shape[1])
@@ -362,8 +254,7 @@ def equal_gradients(model: Model, case: Case) -> Iterator[Pair]:
         found = torch.autograd.grad(loss, wanted, allow_unused=True)
         return [torch.zeros_like(w) if f is None else f for w, f in zip(wanted, found, strict=True)]
 
-    with torch.enable_grad():
-        frame = getattr(model.initial_state(case.batch_size), "frame", ())
+    frame = () if streams(model) else getattr(model.initial_state(case.batch_size), "frame", ())
     same_slots = {"slots": [slots.detach() for slots in frame]} if frame else {}
     found, expected = gradients(chunked=True), gradients(chunked=False)
     scale = max((float(e.abs().max()) for e in expected if e.numel()), default=0.0)
@@ -374,11 +265,23 @@ def equal_gradients(model: Model, case: Case) -> Iterator[Pair]:
         yield torch.cat([f.flatten(), unit]), torch.cat([e.flatten(), unit])
 
 
-@law("empty set", "An empty set has an encoding: finite, and zero before any head.")
+def _has_encodings_of_nothing(model: Model) -> str | None:
+    return None if isinstance(model, SetEncoder) else streams(model)
+
+
+@law(
+    "empty set",
+    "An empty set has an encoding: finite, and zero before any head.",
+    obstacle=_has_encodings_of_nothing,
+)
 def empty_set(model: Model, case: Case) -> Iterator[Pair]:
-    empty = model.initial_state(case.batch_size)
-    encoding = model.readout(empty)
-    yield model.readout(model.update(empty, case.elements[:, :0])), encoding
+    nothing = case.elements[:, :0]
+    if streams(model):
+        encoding = model(nothing)
+    else:
+        empty = model.initial_state(case.batch_size)
+        encoding = model.readout(empty)
+        yield model.readout(model.update(empty, nothing)), encoding
     yield encoding.isfinite(), torch.ones_like(encoding, dtype=torch.bool)
     if getattr(model, "head", None) is None:
         yield encoding, torch.zeros_like(encoding)

@@ -71,8 +71,6 @@ class PublishedSlotSetEncoder(WholeSetEncoder):
     torch.Size([2, 4, 8])
     """
 
-    obstacle = "aggregates chunks, not elements: the answer depends on the cut"
-
     def __init__(
         self,
         encoder: SlotSetEncoder,
@@ -90,6 +88,14 @@ class PublishedSlotSetEncoder(WholeSetEncoder):
         self.chunk_size = chunk_size
         self.redraw = redraw
         self.dim_in = encoder.dim_in
+        self.obstacle = self._obstacle()
+
+    def _obstacle(self) -> str:
+        if self.redraw:
+            return "redraws the slots: every chunk is asked another question"
+        if self.aggregate == "sum":
+            return ""  # a sum of sums is the sum
+        return "aggregates chunks, not elements: the answer depends on the cut"
 
     def encode(self, elements: Tensor, mask: Tensor | None) -> Tensor:
         sums, present = [], []
