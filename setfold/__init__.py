@@ -68,11 +68,11 @@ _HOMES = {
     "setfold.encoders.janossy": ("JanossyPool",),
     "setfold.encoders.set_norm": ("Moments", "SetNorm"),
     "setfold.encoders.set_transformer": (
-        "FullSetTransformer",
         "ISAB",
         "MAB",
         "PMA",
         "SAB",
+        "FullSetTransformer",
         "SeedAttention",
         "SetTransformer",
     ),

@@ -83,7 +83,7 @@ def check(
     --all: 0 if every encoder is what it claims to be.
     """
     if (model is None) != everything:
-        raise InputError("name a model to check, or give --all for all of setfold's encoders.")
+        raise typer.BadParameter("name a model, or give --all for all of setfold's encoders.")
     subject = None if model is None else _model(model, allow or [])
     from rich.console import Console
 

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from setfold.composition import Composition, apply_features
 from setfold.encoder import StreamingSetEncoder
 from setfold.errors import InputError
+from setfold.fingerprint import first_tensor
 from setfold.state import SetState
 from setfold.statistic import spread
 from setfold.whole import WholeSetEncoder
@@ -82,7 +83,17 @@ class Layer(nn.Module):
 
     def forward(self, elements: Tensor, mask: Tensor | None = None) -> Tensor:
         """(B, n, d) -> (B, n, d'); elements that the mask (B, n) hides come out as zeros."""
-        return apply_features(self.look, elements, mask, (self.pool(elements, mask),))
+        if mask is not None:  # an empty set has nothing that could stand in for its padding
+            elements = elements.masked_fill(~spread(mask, elements), 0)
+        return apply_features(self.look, elements, mask, (pooled(self.pool, elements, mask),))
+
+
+def pooled(pool: StreamingSetEncoder, elements: Tensor, mask: Tensor | None) -> Tensor:
+    """What a pool makes of features, which come out of autocast in another dtype than they went in."""
+    like = first_tensor(pool.shaping_modules())
+    if like is not None and torch.is_autocast_enabled(elements.device.type):
+        elements = elements.to(like.dtype)
+    return pool(elements, mask)
 
 
 class LayeredSetEncoder(MultiPassSetEncoder):
@@ -143,7 +154,7 @@ class LayeredSetEncoder(MultiPassSetEncoder):
             elements = apply_features(self.features, elements, mask)
         for layer in self._layers:
             elements = layer(elements, mask)
-        return self.pool(elements, mask)
+        return pooled(self.pool, elements, mask)
 
     def begin(
         self, found: tuple[Tensor, ...], batch_size: int

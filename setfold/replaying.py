@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from itertools import chain
 from typing import Any
 
 import torch
@@ -56,12 +57,9 @@ class _Replay:
         self.empty = empty
         self.state = empty.detach()
         self.seen: list[Tensor] = []  # chunks that want gradients themselves
-        self.parameters = [
-            parameter
-            for module in encoder.shaping_modules()
-            for parameter in module.parameters()
-            if parameter.requires_grad
-        ]
+        parameters = chain(*(module.parameters() for module in encoder.shaping_modules()))
+        # Each once: weights that two modules share would count twice.
+        self.parameters = [p for p in dict.fromkeys(parameters) if p.requires_grad]
         self.seed = int(torch.randint(SEEDS, ())) if _is_random(encoder) else None
         self.autocast = _autocast_now(empty.device)
         # What is picked must be recognised in the replay to the last bit, so it is found alike.

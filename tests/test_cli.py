@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import setfold
 from setfold import cli
+from setfold.checks.gallery import EXHIBITS
 from tests.small import draw, make
 
 MODELS = """
@@ -126,6 +127,24 @@ def test_check_of_a_model_that_folds_is_exit_code_0(run, model):
     assert code == 0
     assert "Composition folds" in output
     assert "any partition" in output
+
+
+def test_check_all_compares_every_encoder(run, monkeypatch):
+    gallery = [exhibit for exhibit in EXHIBITS if exhibit.name in ("Pool, max", "FSPool")]
+    monkeypatch.setattr("setfold.checks.survey.EXHIBITS", gallery)
+    code, output, _ = run("check", "--all", "--no-processes")
+    assert code == 0
+    assert "folds in one pass" in output
+    assert "cannot be folded" in output
+    code, output, _ = run("check", "--all", "--no-processes", "--json")
+    assert code == 0
+    assert [e["encoder"] for e in json.loads(output)["encoders"]] == ["Pool, max", "FSPool"]
+
+
+def test_check_takes_either_a_model_or_all(run, model):
+    code, _, errors = run("check", model, "--all")
+    assert code == 2
+    assert "--all" in errors
 
 
 def test_check_takes_the_width_from_the_model(run, here):

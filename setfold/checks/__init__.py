@@ -16,7 +16,7 @@ from setfold.checks.laws import LAWS
 from setfold.checks.report import FAILS, HOLDS, NOT_APPLICABLE, Finding
 from setfold.checks.report import Report as Report
 from setfold.checks.survey import Survey as Survey
-from setfold.checks.survey import survey
+from setfold.checks.survey import compare
 from setfold.errors import DescriptionError, InputError
 
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-6}
@@ -103,7 +103,7 @@ def check_all(
     >>> survey["FSPool"].verdict
     'cannot be folded'
     """
-    return survey(check, progress, processes=processes, seed=seed)
+    return compare(check, progress, processes=processes, seed=seed)
 
 
 def _put_to_the_test(

@@ -147,7 +147,7 @@ class Survey:
         return buffer.getvalue()
 
 
-def survey(
+def compare(
     check: Callable[..., Report], progress: Callable[[int, int, str], None], **options: Any
 ) -> Survey:
     """Put every exhibit to the test.

@@ -102,8 +102,8 @@ class EquivariantDeepSets(LayeredSetEncoder):
         activation: nn.Module | None = None,
         head: nn.Module | None = None,
     ) -> None:
-        if not dims:
-            raise InputError("dims must name the width of at least one layer; got none.")
+        if not isinstance(dims, Sequence) or not dims:
+            raise InputError(f"dims must list the width of at least one layer; got {dims!r}.")
         layers = [
             EquivariantLayer(lower, upper, subtract, shared, activation)
             for lower, upper in pairwise([dim_in, *dims])

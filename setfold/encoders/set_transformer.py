@@ -17,7 +17,7 @@ from setfold.composition import Composition
 from setfold.encoder import StreamingSetEncoder
 from setfold.encoders.attention_pool import SoftmaxPool
 from setfold.kernels.scores import Scores, folded_heads, projected_heads
-from setfold.passes import Layer, LayeredSetEncoder
+from setfold.passes import Layer, LayeredSetEncoder, pooled
 from setfold.whole import WholeSetEncoder
 
 
@@ -52,6 +52,10 @@ class MAB(nn.Module):
 
     def forward(self, queries: Tensor, elements: Tensor, mask: Tensor | None = None) -> Tensor:
         """Queries (B, m, d) look at elements (B, n, d) that the mask (B, n) shows: (B, m, d)."""
+        if mask is not None:
+            elements = elements.masked_fill(
+                ~mask.unsqueeze(-1), 0
+            )  # NaN would outlast its weight 0
         query, key, value = (
             projected.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (B, H, ., d_h)
             for projected in (
@@ -91,8 +95,11 @@ class SAB(nn.Module):
 
     def forward(self, elements: Tensor, mask: Tensor | None = None) -> Tensor:
         """(B, n, d) -> (B, n, d); elements that the mask (B, n) hides come out as zeros."""
-        found = self.block(elements, elements, mask)
-        return found if mask is None else found.masked_fill(~mask.unsqueeze(-1), 0)
+        if mask is None:
+            return self.block(elements, elements)
+        hidden = ~mask.unsqueeze(-1)
+        elements = elements.masked_fill(hidden, 0)
+        return self.block(elements, elements, mask).masked_fill(hidden, 0)
 
 
 class SeedAttention(SoftmaxPool):
@@ -285,7 +292,7 @@ class FullSetTransformer(WholeSetEncoder):
         elements = self.features(elements)
         for layer in self.layers:
             elements = layer(elements, mask)
-        return self.pool(elements, mask)
+        return pooled(self.pool, elements, mask)
 
 
 def _decoder(

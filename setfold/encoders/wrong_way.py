@@ -46,8 +46,8 @@ class ChunkAverage(WholeSetEncoder):
     def encode(self, elements: Tensor, mask: Tensor | None) -> Tensor:
         chunks = list(_chunks(elements, mask, self.chunk_size))
         encodings = torch.stack([self.encoder(chunk, shown) for chunk, shown in chunks])
-        counts = torch.stack([shown.sum(1) for _, shown in chunks])  # (chunks, B)
-        share = (counts / counts.sum(0)).to(encodings.dtype)
+        counts = torch.stack([shown.sum(1, dtype=encodings.dtype) for _, shown in chunks])
+        share = counts / counts.sum(0)  # (chunks, B)
         return (encodings * spread(share, encodings)).sum(0)
 
 
@@ -81,6 +81,8 @@ class PublishedSlotSetEncoder(WholeSetEncoder):
         super().__init__()
         refuse_sizes(chunk_size=chunk_size)
         refuse_other_than(PUBLISHED_AGGREGATES, aggregate=aggregate)
+        if not isinstance(encoder, SlotSetEncoder):
+            raise InputError(f"encoder must be a Slot Set Encoder; got {type(encoder).__name__}.")
         if redraw and encoder.slots == "learned":
             raise InputError('learned slots are not drawn: use an encoder with slots="random".')
         self.encoder = encoder
@@ -117,9 +119,12 @@ class PublishedSlotSetEncoder(WholeSetEncoder):
 
 
 def _chunks(elements: Tensor, mask: Tensor | None, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Chunks of the elements and of the mask, those that show nothing left out."""
+    """Chunks of what the mask shows, in its order, and the masks that go with them."""
     if mask is None:
         mask = elements.new_ones(elements.shape[:2], dtype=torch.bool)
+    else:  # what is hidden takes no place in a chunk
+        mask, order = mask.sort(dim=1, descending=True, stable=True)
+        elements = elements.take_along_dim(order.unsqueeze(-1), 1)
     for chunk, shown in zip(elements.split(size, 1), mask.split(size, 1), strict=True):
         if bool(shown.any()):
             yield chunk, shown

@@ -193,9 +193,9 @@ def _folded_gradients(
             matrix.expand(tile.shape[0], -1, -1),
             out=weights.view(shaped),
         )
+        if mask is not None:  # before exp: what is hidden may be far above the peak
+            weights.masked_fill_(~mask[sets, part].reshape(-1, 1), -torch.inf)
         weights.exp_()
-        if mask is not None:
-            weights.mul_(mask[sets, part].reshape(-1, 1))
         offsets = upstream[sets, -1:]
         torch.baddbmm(offsets, tile, upstream[sets, :-1], out=grad.view(shaped))
         grad.mul_(weights)

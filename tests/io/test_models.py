@@ -92,6 +92,32 @@ MODELS = {
     "slot pool": lambda: setfold.Composition(
         slot_set(aggregate="max"), None, setfold.SlotPool("sum")
     ),
+    "attention": lambda: setfold.AttentionPool(3, 4, 6, num_heads=2, bias=False),
+    "gated attention": lambda: setfold.GatedAttentionPool(3, 4, num_branches=2),
+    "plain attention": lambda: setfold.GatedAttentionPool(3, 4, gated=False, bias=False),
+    "set transformer": lambda: setfold.SetTransformer(
+        3, 4, 2, 3, num_seeds=2, num_decoder_layers=1, head=nn.Flatten()
+    ),
+    "full set transformer": lambda: setfold.FullSetTransformer(3, 4, 2, layer_norm=False),
+    "equivariant": lambda: setfold.EquivariantDeepSets(
+        3, [4, 5], "mean", False, ["max", "sum"], nn.ELU(), nn.Linear(10, 2)
+    ),
+    "equivariant, as it comes": lambda: setfold.EquivariantDeepSets(3, [4]),
+    "layers": lambda: setfold.LayeredSetEncoder(
+        [
+            setfold.SetNorm(4, over="set", epsilon=1e-3),
+            setfold.Layer(setfold.SeedAttention(4, 2, 2), setfold.MAB(4, 2)),
+        ],
+        setfold.PMA(4, 2, 1),
+        features=nn.Linear(3, 4),
+        head=nn.Flatten(),
+    ),
+    "moments": lambda: setfold.Moments(3),
+    "slot attention": lambda: setfold.SlotAttention(3, 4, 6, num_iterations=2, dim_hidden=5),
+    "sorting": lambda: setfold.FSPool(3, num_pieces=4),
+    "pairs": lambda: setfold.JanossyPool(nn.Sequential(nn.Flatten(), nn.Linear(6, 2)), 3),
+    "published": lambda: setfold.PublishedSlotSetEncoder(slot_set(), "max", 4, redraw=True),
+    "averaged": lambda: setfold.ChunkAverage(setfold.FSPool(3), 4),
 }
 IMAGES = {
     "conv": lambda: setfold.Composition(
@@ -150,13 +176,20 @@ def test_a_loaded_model_gives_the_same_bits(path, name, dtype):
     assert str(loaded) == str(model)
     assert {t.dtype for t in loaded.parameters()} == {t.dtype for t in model.parameters()}
     assert torch.equal(loaded(elements), model(elements))
+    if not isinstance(model, setfold.StreamingSetEncoder):
+        return
     here = model.update(model.initial_state(2), elements)
     there = loaded.update(loaded.initial_state(2), elements)
     assert torch.equal(loaded.readout(there.merge(here)), model.readout(here.merge(there)))
 
 
 @pytest.mark.parametrize(
-    "name", [name for name, build in MODELS.items() if "slots" in str(build())]
+    "name",
+    [
+        name
+        for name, build in MODELS.items()
+        if isinstance(model := build(), setfold.StreamingSetEncoder) and model.slot_dims
+    ],
 )
 def test_slots_do_not_depend_on_the_day(path, name):
     torch.manual_seed(0)
