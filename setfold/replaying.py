@@ -55,7 +55,8 @@ class _Replay:
         self.encoder = encoder
         self.chunks = chunks
         self.empty = empty
-        self.state = empty.detach()
+        self.blank = _with_leaves(encoder, empty)
+        self.state = self.blank
         self.seen: list[Tensor] = []  # chunks that want gradients themselves
         parameters = chain(*(module.parameters() for module in encoder.shaping_modules()))
         # Each once: weights that two modules share would count twice.
@@ -70,9 +71,10 @@ class _Replay:
         if chunk.requires_grad:
             self.seen.append(chunk)
         with torch.set_grad_enabled(self.graph), self._randomness(number):
-            self.state = self.encoder.update(self.state, chunk.detach())
+            after = self.encoder.update(self.state, _leaf(chunk))
         if self.graph:
-            self.state = self.state.detach()
+            after = after.with_statistics(_detached(after.statistics), after.count)
+        self.state = after
 
     def tracked(self) -> SetState:
         """The state at the end, as a differentiable function of all that shaped it."""
@@ -85,33 +87,22 @@ class _Replay:
 
     def gradients(self, grads: Statistics) -> Iterator[Tensor]:
         """The gradients of frame, context, parameters and chunks, from those of the state."""
-        frame = [slots.detach().requires_grad_() for slots in self.empty.frame]
-        context = [part.detach().requires_grad_() for part in self.empty.context]
-        shared = [*frame, *context, *self.parameters]
+        shared = [*self.blank.frame, *self.blank.context, *self.parameters]
         totals = [torch.zeros_like(t, dtype=accumulator_dtype(t.device)) for t in shared]
         of_chunks: list[Tensor] = []
-        blank = SetState(
-            self.encoder.identity(len(self.empty), tuple(frame)),
-            torch.zeros_like(self.state.count),
-            frame=tuple(frame),
-            context=tuple(context),
-            aggregate=self.empty.aggregate,
-            fingerprint=self.empty.fingerprint,
-        )
-        count = blank.count
+        count = self.blank.count
         for number, chunk in enumerate(self.chunks):
-            leaf = chunk.detach().requires_grad_(chunk.requires_grad)
+            leaf = _leaf(chunk)
             with torch.enable_grad(), self.autocast(), self._randomness(number):
-                after = self.encoder.update(blank, leaf)
+                after = self.encoder.update(self.blank, leaf)
             count = count + after.count
             own, grads = pull(grads, self.state.statistics, _detached(after.statistics))
-            wanted = [*shared, *([leaf] if leaf.requires_grad else [])]
-            found = _gradients_of(after.statistics, own, wanted)
-            for total, grad in zip(totals, found, strict=False):
+            *found, of_chunk = _gradients_of(after.statistics, own, [*shared, leaf])
+            for total, grad in zip(totals, found, strict=True):
                 if grad is not None:
                     total += grad
             if leaf.requires_grad:
-                of_chunks.append(torch.zeros_like(leaf) if found[-1] is None else found[-1])
+                of_chunks.append(torch.zeros_like(leaf) if of_chunk is None else of_chunk)
         self._refuse_other_chunks(count, grads)
         for total, tensor in zip(totals, shared, strict=True):
             yield total.to(tensor.dtype)
@@ -160,6 +151,24 @@ class _Tracked(torch.autograd.Function):
         return None, None, *[None] * ctx.number, *ctx.replay.gradients(named)
 
 
+def _leaf(tensor: Tensor) -> Tensor:
+    """The same values at the beginning of a graph of their own."""
+    return tensor.detach().requires_grad_(tensor.requires_grad)
+
+
+def _with_leaves(encoder: StreamingSetEncoder, empty: SetState) -> SetState:
+    """An empty state whose slots and context begin a graph of their own."""
+    frame = tuple(map(_leaf, empty.frame))
+    return SetState(
+        encoder.identity(len(empty), frame),
+        empty.count,
+        frame=frame,
+        context=tuple(map(_leaf, empty.context)),
+        aggregate=empty.aggregate,
+        fingerprint=empty.fingerprint,
+    )
+
+
 def _detached(statistics: Statistics) -> Statistics:
     return {name: tuple(p.detach() for p in parts) for name, parts in statistics.items()}
 
@@ -173,9 +182,11 @@ def _gradients_of(
             if part.requires_grad:
                 outputs.append(part)
                 weights.append(grad.to(part.dtype))
-    if not outputs:
+    inputs = [tensor for tensor in wanted if tensor.requires_grad]
+    if not (outputs and inputs):
         return (None,) * len(wanted)
-    return torch.autograd.grad(outputs, wanted, weights, allow_unused=True)
+    found = iter(torch.autograd.grad(outputs, inputs, weights, allow_unused=True))
+    return tuple(next(found) if tensor.requires_grad else None for tensor in wanted)
 
 
 def _is_random(encoder: StreamingSetEncoder) -> bool:

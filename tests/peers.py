@@ -10,6 +10,7 @@ from torch import nn
 with warnings.catch_warnings():  # of what they import, which is not ours to mend
     warnings.simplefilter("ignore")
     from slot_attention import SlotAttention
+    from torch_geometric.nn.aggr import DeepSetsAggregation as DeepSetsAggregation
     from torch_geometric.nn.aggr import SetTransformerAggregation
     from torch_geometric.nn.aggr import utils as pyg
 

@@ -68,6 +68,49 @@ def test_gradients_of_a_fold_are_those_of_the_whole_set(aggregate):
     assert_close(gradients(setfold.fold(encoder, elements.split(3, 1))), expected, **TIGHT)
 
 
+@pytest.mark.parametrize("trained", ["slot_mean", "to_value.weight", "elements"])
+@pytest.mark.parametrize("aggregate", ["max", ["mean", "min"]], ids=str)
+def test_gradients_of_a_fold_of_which_little_is_trained(aggregate, trained):
+    encoder, elements = make(aggregate=aggregate).requires_grad_(False), draw(2, 20, 3)
+    wanted = elements if trained == "elements" else encoder.get_parameter(trained)
+    wanted.requires_grad_()
+
+    def gradient(encoding):
+        return torch.autograd.grad(encoding.pow(2).sum(), wanted)[0]
+
+    expected = gradient(encoder(elements))
+    assert expected.abs().max() > 1e-6
+    assert_close(gradient(setfold.fold(encoder, elements.split(3, 1))), expected, **TIGHT)
+
+
+def test_equal_elements_in_different_chunks_share_one_gradient():
+    encoder, one = make(aggregate="max"), draw(1, 1, 3)
+    wanted = list(encoder.to_value.parameters())
+    once, twice = (
+        torch.autograd.grad(setfold.fold(encoder, [one] * times).sum(), wanted) for times in (1, 2)
+    )
+    assert_close(twice, once, **TIGHT)
+
+
+class Noisy(nn.Module):
+    """Dropout that no one can see from outside."""
+
+    def forward(self, rows):
+        return nn.functional.dropout(rows, 0.5, self.training)
+
+
+def test_layers_that_draw_draw_the_same_in_the_replay():
+    torch.manual_seed(0)
+    pool = setfold.Pool(3, "sum")
+    model = setfold.Composition(pool, nn.Sequential(nn.Linear(3, 3), Noisy())).double().train()
+    chunks = [torch.ones(1, 1, 3, dtype=torch.float64) for _ in range(50)]
+    encoding = setfold.fold(model, chunks)
+    (bias,) = torch.autograd.grad(encoding.sum(), model.features[0].bias)
+    kept = (encoding[0] / model.features[0](chunks[0])[0, 0] / 2).detach()  # of 50, by feature
+    assert 5 < kept.min() <= kept.max() < 45
+    assert_close(bias, 2 * kept, **TIGHT)  # what was dropped is dropped in the backward pass too
+
+
 @pytest.mark.parametrize("chunks", [[], (), iter([]), (c for c in ())])
 def test_fold_of_nothing_says_what_an_empty_set_is(chunks):
     with pytest.raises(setfold.InputError, match=r"at least one chunk.*initial_state\(1\)"):

@@ -55,6 +55,7 @@ class SlotAttention(MultiPassSetEncoder):
         dim_hidden: int = 128,
     ) -> None:
         super().__init__()
+        refuse_sizes(dim_in=dim_in, num_slots=num_slots, dim=dim)
         refuse_sizes(num_iterations=num_iterations, dim_hidden=dim_hidden)
         self.dim_in = dim_in
         self.num_slots = num_slots

@@ -94,8 +94,10 @@ def load(path: str | Path, *, allow: Iterable[str] = ()) -> nn.Module:
             f"{path} is corrupt: its description lacks {error}. Write it anew."
         ) from error
     model = rebuild(structure, allow=set(allow)).to(dtype)
+    # In a file tensors lie anywhere; aligned in memory they are faster, and give the same bits as ever.
+    aligned = {name: tensor.clone() for name, tensor in tensors.items()}
     try:
-        model.load_state_dict(tensors, assign=True)
+        model.load_state_dict(aligned, assign=True)
     except RuntimeError as error:
         raise FileError(f"{path} does not hold the weights that it describes: {error}") from error
     return model.eval()

@@ -5,9 +5,11 @@ import pytest
 import torch
 from hypothesis import given
 from torch import nn
+from torch.testing import assert_close
 
 import setfold
-from tests import reference
+from tests import peers, reference
+from tests.small import TIGHT, draw
 from tests.strategies import cases, pools
 
 
@@ -28,7 +30,17 @@ def test_deep_sets_is_features_then_pool_then_head():
     elements = torch.randn(2, 7, 3, dtype=torch.float64)
     made = features(elements)
     expected = head(torch.cat([made.mean(1), made.amax(1)], -1))
-    torch.testing.assert_close(model(elements), expected, rtol=1e-12, atol=1e-13)
+    assert_close(model(elements), expected, rtol=1e-12, atol=1e-13)
+
+
+def test_deep_sets_is_pygs():
+    torch.manual_seed(0)
+    features, head = nn.Sequential(nn.Linear(3, 4), nn.ReLU()), nn.Linear(4, 2)
+    model = setfold.DeepSets(features, 4, "sum", head).double()
+    theirs = peers.DeepSetsAggregation(features, head)
+    rows, index = draw(14, 3), torch.tensor([0] * 3 + [1] * 10 + [3])
+    expected = theirs(rows, index, dim_size=4)
+    assert_close(model(rows, index=index, batch_size=4), expected, **TIGHT)
 
 
 def test_a_pool_has_no_mass_and_no_slots():

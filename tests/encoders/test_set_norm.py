@@ -64,7 +64,7 @@ def test_a_mean_far_from_zero_does_not_cancel(lengths, error, tracked):
 def test_elements_far_from_zero_are_normalised():
     elements = 1e8 + draw(2, 1000, 3)
     normal = setfold.SetNorm(3, epsilon=1e-300).double()(elements)
-    assert_close(normal.mean(1), torch.zeros(2, 3, dtype=torch.float64), rtol=0, atol=2e-8)
+    assert_close(normal.mean(1), torch.zeros(2, 3, dtype=torch.float64), rtol=0, atol=5e-8)
     assert_close(normal.square().mean(1), torch.ones(2, 3, dtype=torch.float64), rtol=1e-9, atol=0)
 
 
