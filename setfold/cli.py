@@ -103,8 +103,10 @@ def check(
             report = checks.check_all(processes=processes, seed=seed, progress=progress)
     if as_json:
         typer.echo(json.dumps(report.as_dict(), indent=2))
-    else:
+    elif console.is_terminal:
         console.print(report)
+    else:
+        typer.echo(str(report), nl=False)  # a pipe has no width that a table must fit
     raise typer.Exit(PASSED if report.passed else BROKEN)
 
 

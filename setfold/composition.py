@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from setfold.aggregate import Count
 from setfold.encoder import StreamingSetEncoder
 from setfold.errors import CancelledAttentionWarning, InputError
+from setfold.state import SetState
 from setfold.statistic import Statistics
 
 
@@ -101,6 +102,9 @@ class Composition(StreamingSetEncoder):
                 f"{type(self.encoder).__name__} takes ({width},)."
             )
         return self.encoder.featurize(found, mask, context if self.features is None else ())
+
+    def weigh(self, elements: Tensor, state: SetState) -> Tensor:
+        return self.encoder.weigh(elements, state)
 
     def shaping_modules(self) -> tuple[nn.Module, ...]:
         features = () if self.features is None else (self.features,)

@@ -120,6 +120,10 @@ class StreamingSetEncoder(SetEncoder):
         """What is done to each element on its own, before `absorb`. Nothing, by default."""
         return elements
 
+    def weigh(self, elements: Tensor, state: SetState) -> Tensor:
+        """The weights (B, n, K) of featurized elements; for encoders that have any."""
+        raise InputError(f"{type(self).__name__} does not weigh its elements.")
+
     @property
     def has_features(self) -> bool:
         """Whether `featurize` does anything."""
@@ -232,6 +236,27 @@ class StreamingSetEncoder(SetEncoder):
         """The encoding (B, ...) of what the state has seen; as often as you like."""
         state = self._recognised(state)
         return self.finish(state.statistics, state.count, state.frame)
+
+    def weights(self, state: SetState, elements: Tensor) -> Tensor:
+        """How much each element counts in each vector that is read: (B, n, K).
+
+        An element spreads itself over slots, so that its weights sum to 1 over the slots; learned
+        queries spread themselves over elements, so that a query's weights sum to 1 over all elements
+        that the state has seen.
+
+        Args:
+            state: of this encoder; where the weights are over elements, of all of them.
+            elements: (B, n, d), any of them; for a heat map, read the chunks a second time.
+
+        >>> import setfold
+        >>> encoder, elements = setfold.AttentionPool(3, 4, dim_out=16), torch.randn(2, 100, 3)
+        >>> state = encoder.update(encoder.initial_state(2), elements)
+        >>> torch.allclose(encoder.weights(state, elements).sum(1), torch.ones(2, 4))
+        True
+        """
+        state = self._recognised(state)
+        chunk = self._chunk(state, elements, None, None)
+        return self.weigh(self.featurize(chunk.elements, None, state.context), state)
 
     def forward(
         self,

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import cast
 
 import torch
@@ -130,19 +129,19 @@ class LayeredSetEncoder(MultiPassSetEncoder):
             raise InputError("layers must be a list of setfold.Layer, such as setfold.ISAB.")
         if not isinstance(pool, StreamingSetEncoder):
             raise InputError(f"pool must be a streaming set encoder; got {type(pool).__name__}.")
-        for lower, upper in pairwise([*layers, Layer(pool, nn.Identity())]):
-            width = getattr(lower, "dim_out", None)
-            if width is not None and upper.pool.dim_in not in (None, width):
+        pools = [*(layer.pool for layer in layers), pool]
+        for layer, following in zip(layers, pools[1:], strict=True):
+            width = getattr(layer, "dim_out", None)  # layers of one's own need not tell
+            if width is not None and following.dim_in not in (None, width):
                 raise InputError(
-                    f"{type(lower).__name__} puts out elements of width {width}; what follows takes "
-                    f"{upper.pool.dim_in}."
+                    f"{type(layer).__name__} puts out elements of width {width}; what follows takes "
+                    f"{following.dim_in}."
                 )
         self.features = features
         self.layers = nn.ModuleList(layers)
         self.pool = pool
         self.head = head
-        first = layers[0].pool if layers else pool
-        self.dim_in = first.dim_in if features is None else None
+        self.dim_in = pools[0].dim_in if features is None else None
         self.passes = len(layers) + 1
 
     @property
@@ -163,6 +162,7 @@ class LayeredSetEncoder(MultiPassSetEncoder):
         looks = [layer.look for layer in self._layers[: len(found)]]
         features = _Looks(self.features, looks) if looks else self.features
         stage = Composition(pools[len(found)], features)
+        stage.dim_in = self.dim_in  # of the elements, whatever the features make of them
         return stage, stage.initial_state(batch_size, context=found)
 
 

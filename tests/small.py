@@ -30,7 +30,15 @@ def contextual():
 
 
 def draw(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def moved(module):
+    """In float64 and evaluation mode, with weights that are not those of a new one."""
+    with torch.no_grad():
+        for number, parameter in enumerate(module.double().eval().parameters()):
+            parameter.add_(0.2 * draw(*parameter.shape, seed=number))
+    return module
 
 
 def assert_same_state(found, expected):

@@ -324,3 +324,22 @@ def test_the_model_itself_is_left_as_it_was():
 def test_the_width_must_be_known():
     with pytest.raises(setfold.InputError, match="dim_in"):
         setfold.check(nn.Linear(3, 4))
+
+
+class LooksAtNeighbours(nn.Module):
+    def forward(self, elements, summary):
+        return elements - elements.mean(1, keepdim=True)
+
+
+def test_a_look_at_other_elements_is_named_as_the_reason():
+    layer = setfold.Layer(setfold.Pool(3), LooksAtNeighbours())
+    model = setfold.LayeredSetEncoder([layer], setfold.Pool(3, "max"))
+    report = setfold.check(model, processes=False)
+    assert report["any partition"].verdict == "fails"
+    assert "other elements of the chunk" in report["any partition"].reason
+    assert not report.passed
+
+
+def test_random_slots_in_training_mode_are_named_as_the_reason():
+    report = setfold.check(setfold.SlotAttention(3, 4, 8).train(), processes=False)
+    assert "drawn anew" in report["permutation"].reason

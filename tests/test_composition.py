@@ -311,3 +311,42 @@ def test_without_a_graph_elements_go_through_features_in_pieces(seen_rows, way):
     assert sum(seen_rows) == present
     assert max(seen_rows) <= 10
     assert_close(found, expected, **TIGHT)
+
+
+# ---- weights -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "encoder",
+    [
+        setfold.GatedAttentionPool(4, 5, num_branches=2),
+        setfold.AttentionPool(4, 2, 6, num_heads=3),
+        setfold.PMA(4, 2, 2),
+    ],
+    ids=lambda encoder: type(encoder).__name__,
+)
+def test_weights_of_a_composition_are_those_of_its_features(encoder):
+    model = setfold.Composition(encoder, nn.Linear(3, 4), nn.Flatten()).double()
+    elements = draw(2, 30, 3)
+    state = model.initial_state(2)
+    for chunk in elements.split(7, 1):
+        state = model.update(state, chunk)
+    weights = torch.cat([model.weights(state, chunk) for chunk in elements.split(11, 1)], 1)
+    assert_close(weights.sum(1), torch.ones(2, 2, dtype=torch.float64), **TIGHT)
+    features = model.features(elements)
+    alone = encoder.double()
+    expected = alone.weights(alone.update(alone.initial_state(2), features), features)
+    assert_close(weights, expected, **TIGHT)
+
+
+def test_weights_are_what_the_readout_is_made_of():
+    encoder, elements = setfold.GatedAttentionPool(3, 5).double(), draw(2, 30, 3)
+    state = encoder.update(encoder.initial_state(2), elements)
+    expected = encoder.weights(state, elements).mT @ elements
+    assert_close(encoder.readout(state), expected, **TIGHT)
+
+
+def test_who_does_not_weigh_says_so():
+    pool = setfold.Pool(3)
+    with pytest.raises(setfold.InputError, match="does not weigh"):
+        pool.weights(pool.initial_state(), draw(1, 2, 3).float())

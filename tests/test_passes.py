@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from functools import partial
 
 import pytest
@@ -12,6 +10,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import setfold
+from tests import memory
 from tests.small import TIGHT, draw
 
 
@@ -180,6 +179,20 @@ def test_masks_and_ragged_batches_are_sets_of_their_own(encoder):
     assert_close(ragged, alone, **TIGHT)
 
 
+def test_a_fold_refuses_what_the_whole_refuses(encoder):
+    for chunk in (draw(2, 5, 4), draw(2, 5, 3).float(), draw(2, 5, 3) * torch.nan):
+        with pytest.raises(setfold.InputError) as by_whole:
+            encoder(chunk)
+        with pytest.raises(setfold.InputError) as by_fold:
+            setfold.fold(encoder, [draw(2, 5, 3), chunk])
+        assert str(by_fold.value)[:16] == str(by_whole.value)[:16]
+
+
+def test_a_fold_of_nothing_but_empty_chunks_is_the_empty_set(encoder):
+    nothing = [draw(2, 0, 3), draw(2, 0, 3)]
+    assert torch.equal(setfold.fold(encoder, nothing), encoder(nothing[0]))
+
+
 def test_layers_that_do_not_fit_are_refused():
     with pytest.raises(setfold.InputError, match="width 8; what follows takes 4"):
         setfold.LayeredSetEncoder([setfold.ISAB(8, 2, 2)], setfold.Pool(4))
@@ -189,11 +202,27 @@ def test_layers_that_do_not_fit_are_refused():
         setfold.Layer(nn.Linear(3, 3), nn.Identity())
 
 
-MEMORY = """
-import ctypes, torch, setfold
-from bench.memory import RESET, _status
-torch.set_num_threads(1)
-torch.manual_seed(0)
+def test_weights_that_two_layers_share_count_once():
+    torch.manual_seed(0)
+    layer, elements = setfold.ISAB(3, 2, 1), draw(2, 20, 3)
+    layer.look = layer.pool.block  # what elements look with is what the points look with
+    encoder = setfold.LayeredSetEncoder([layer, layer], setfold.Pool(3)).double()
+    wanted = list(encoder.parameters())
+    expected = gradients(encoder(elements), wanted)
+    assert_close(gradients(setfold.fold(encoder, elements.split(7, 1)), wanted), expected, **TIGHT)
+
+
+def test_autocast_rounds_and_does_not_refuse(encoder):
+    encoder, elements = encoder.float(), draw(2, 20, 3).float()
+    with torch.autocast("cpu", torch.bfloat16):
+        whole, chunks = encoder(elements), setfold.fold(encoder, elements.split(7, 1))
+    assert_close([whole.float(), chunks.float()], [encoder(elements)] * 2, rtol=0.1, atol=0.1)
+    for encoding in (whole, chunks):
+        found = torch.autograd.grad(encoding.sum(), list(encoder.parameters()), allow_unused=True)
+        assert all(gradient is None or gradient.isfinite().all() for gradient in found)
+
+
+STREAMED = """
 encoder = setfold.SetTransformer(4, 32, num_layers=2)
 
 def step(length):
@@ -202,24 +231,10 @@ def step(length):
         for _ in range(length // 1000):
             yield torch.randn(1, 1000, 4, generator=draw)
     setfold.fold(encoder, stream).sum().backward()
-
-step(3000)
-ctypes.CDLL(None).malloc_trim(0)
-RESET.write_text("5")
-before = _status("VmRSS")
-step({length})
-print(_status("VmHWM") - before)
 """
 
 
-@pytest.mark.skipif(
-    not sys.platform.startswith("linux"), reason="reads the kernel's high-water mark"
-)
+@memory.linux_only
 def test_a_fold_is_trained_in_the_memory_of_one_chunk():
-    def peak(length):
-        script = MEMORY.replace("{length}", str(length))
-        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        return int(done.stdout)
-
-    assert peak(100_000) < peak(3_000) + 8e6  # autograd on the whole set takes hundreds of MB
+    few, many = (memory.peak(STREAMED, length, small=3000) for length in (3_000, 100_000))
+    assert many < few + 8e6  # autograd on the whole set takes hundreds of MB

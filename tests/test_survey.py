@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import io
 import json
 
 import pytest
 import torch
+from rich.console import Console
 
 import setfold
 from setfold.checks.gallery import EXHIBITS
@@ -120,3 +122,12 @@ def test_averaging_means_of_equal_chunks_is_no_mistake():
     torch.manual_seed(0)
     assert chunking_error(Pool(4, "mean")) < 1e-12
     assert chunking_error(Pool(4, "sum")) > 0.5
+
+
+def test_a_narrow_terminal_still_shows_everything(survey):
+    buffer = io.StringIO()
+    Console(file=buffer, width=80, color_system=None).print(survey)
+    shown = " ".join(buffer.getvalue().split())
+    assert "…" not in shown
+    assert "FSPool: sorting" in shown
+    assert "folds in one pass" in shown

@@ -124,12 +124,12 @@ def _put_to_the_test(
             except DescriptionError as obstacle:  # only the law of two processes needs a file
                 return Finding(law.name, law.statement, NOT_APPLICABLE, {}, reason=str(obstacle))
             except Exception as raised:  # whatever a model raises breaks the law
-                known = diagnose(subject, case.elements)
+                known = diagnose(subject, case.elements, law.name)
                 reason = known or f"{type(raised).__name__}: {raised}"
                 return Finding(law.name, law.statement, FAILS, errors, case.describe(), reason)
             errors[name] = max(errors.get(name, 0.0), error)
             if not error <= law.slack * tolerance:
-                reason = diagnose(subject, case.elements) or ""
+                reason = diagnose(subject, case.elements, law.name) or ""
                 return Finding(law.name, law.statement, FAILS, errors, case.describe(), reason)
     return Finding(law.name, law.statement, HOLDS, errors)
 

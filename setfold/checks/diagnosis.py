@@ -10,17 +10,20 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from setfold.encoders.slot_set import SlotSetEncoder
+from setfold.passes import MultiPassSetEncoder
 from setfold.whole import WholeSetEncoder
 
+FOLDING = ("any partition", "equal gradients")  # what several passes must not break
 SELF_ATTENTION = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
 
 
-def diagnose(model: Any, elements: Tensor) -> str | None:
-    """The likeliest reason why a model does not fold, or None.
+def diagnose(model: Any, elements: Tensor, law: str) -> str | None:
+    """The likeliest reason why a model breaks a law, or None.
 
     Args:
         model: what failed.
         elements: (B, n, d) with which it failed.
+        law: the name of the law.
     """
     modules = list(model.modules()) if isinstance(model, nn.Module) else []
     if any(isinstance(m, _BatchNorm) and m.training for m in modules):
@@ -30,6 +33,8 @@ def diagnose(model: Any, elements: Tensor) -> str | None:
     if isinstance(model, WholeSetEncoder):
         if any(isinstance(m, SlotSetEncoder) and m.training for m in modules):
             return "random slots are drawn anew at every call in training mode: call model.eval()"
+        if law in FOLDING and isinstance(model, MultiPassSetEncoder):
+            return "features or a layer's look depend on other elements of the chunk"
         return model.obstacle
     if any(isinstance(m, SELF_ATTENTION) for m in modules):
         return "self-attention over elements: each one's features depend on all that are there"

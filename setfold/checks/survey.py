@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from rich.console import Console, Group
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 
 from setfold.checks.gallery import CHUNK, DIM_IN, EXHIBITS
@@ -74,6 +74,13 @@ class Entry:
         found = [f for f in self.report.findings if f.law == "any partition"]
         return found[0].errors.get("float64") if found else None
 
+    @property
+    def row(self) -> tuple[str, ...]:
+        """What the table shows."""
+        folded = "" if self.fold_error is None else f"{self.fold_error:.1e}"
+        average = f"{self.chunk_average:.1e}"
+        return self.name, self.verdict, self.marks, folded, average, self.obstacle
+
     def _mark(self, law: str) -> str:
         verdicts = [f.verdict for f in self.report.findings if f.law == law]
         return MARKS[verdicts[0] if verdicts else NOT_APPLICABLE]
@@ -111,28 +118,28 @@ class Survey:
         """The survey in plain words and numbers, ready for JSON."""
         return {"passed": self.passed, "encoders": [entry.as_dict() for entry in self.entries]}
 
-    def __rich__(self) -> Group:
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        wide = options.max_width >= WIDTH
         table = Table(title=self._title(), title_justify="left", title_style="bold")
-        table.add_column("encoder", no_wrap=True)
+        table.add_column("encoder", no_wrap=wide)
         table.add_column("verdict", no_wrap=True)
         table.add_column("laws", no_wrap=True)
         table.add_column("fold", justify="right", no_wrap=True)
-        table.add_column("chunk + average", justify="right", no_wrap=True)
-        table.add_column("why not in one pass")
+        table.add_column("chunk + average", justify="right", no_wrap=wide)
+        if wide:
+            table.add_column("why not in one pass")
         for entry in self.entries:
-            folded = "" if entry.fold_error is None else f"{entry.fold_error:.1e}"
-            average = f"{entry.chunk_average:.1e}"
-            style = "" if entry.as_claimed else "bold red"
-            table.add_row(
-                entry.name, entry.verdict, entry.marks, folded, average, entry.obstacle, style=style
-            )
+            row = entry.row if wide else entry.row[:-1]
+            table.add_row(*row, style="" if entry.as_claimed else "bold red")
+        yield table
+        if not wide:
+            yield from (f"{e.name}: {e.obstacle}." for e in self.entries if e.obstacle)
         numbered = "  ".join(f"{i} {name}" for i, name in enumerate(LAW_NAMES, start=1))
         marks = "  ".join(f"{mark} {verdict}" for verdict, mark in MARKS.items())
-        return Group(
-            table,
-            f"laws, from the left: {numbered}",
+        yield f"laws, from the left: {numbered}"
+        yield (
             f"{marks}; fold: the largest relative error of a fold over any chunks, in float64; chunk + average: "
-            f"that of encoding {ELEMENTS} elements in chunks of {CHUNK} and averaging (WRONG: of what it does).",
+            f"that of encoding {ELEMENTS} elements in chunks of {CHUNK} and averaging (WRONG: of what it does)."
         )
 
     def _title(self) -> str:

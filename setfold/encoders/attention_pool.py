@@ -24,11 +24,12 @@ class SoftmaxPool(StreamingSetEncoder):
         m_j = max_i l_ij     T_j = sum_i exp(l_ij - m_j) [x_i, 1]     mean_j = T_j / T_j's last
 
     Two states join by rescaling both to the larger peak, so that logits of any size are safe.
-    Subclasses say what the logits are (`scores`) and what becomes of the means (`conclude`).
+    Subclasses say how many logits there are, head by head, what they are (`scores`) and what becomes of the means (`conclude`).
     """
 
     dim_in: int
     num_logits: int
+    num_heads: int = 1
     aggregates = (ATTENTION,)
     defers = True
     sums_show_all = True
@@ -68,14 +69,12 @@ class SoftmaxPool(StreamingSetEncoder):
             encoding = torch.where(spread(count > 0, encoding), encoding, 0)
         return encoding.to(self._like.dtype)
 
-    def _element_weights(self, state: SetState, elements: Tensor) -> Tensor:
-        """(B, n, Q), for elements that the state has seen."""
-        state = self._recognised(state)
-        chunk = self._chunk(state, elements, None, None)
+    def weigh(self, elements: Tensor, state: SetState) -> Tensor:
         peak, sums = state.statistics["softmax"]
-        logits = self.prepared_for(state).logits(chunk.elements)
+        logits = self.prepared_for(state).logits(elements)
         mass = sums[..., -1].clamp_min(1).unsqueeze(1)  # the peak itself adds 1
-        return (exponentials(logits, peak.to(logits.dtype)) / mass).to(logits.dtype)
+        weights = (exponentials(logits, peak.to(logits.dtype)) / mass).to(logits.dtype)
+        return weights.unflatten(-1, (self.num_heads, -1)).mean(-2)  # (B, n, K)
 
 
 class AttentionPool(SoftmaxPool):
@@ -126,21 +125,6 @@ class AttentionPool(SoftmaxPool):
     def conclude(self, means: Tensor) -> Tensor:
         return projected_heads(means, self.to_value.weight, self.to_value.bias, self.num_heads)
 
-    def weights(self, state: SetState, elements: Tensor) -> Tensor:
-        """How much of each query's vector comes from each element: (B, n, K), mean over heads.
-
-        Args:
-            state: of all elements of the sets; the weights of all of them sum to 1.
-            elements: (B, n, d), some or all of those that the state has seen.
-
-        >>> encoder, elements = AttentionPool(3, num_queries=4, dim_out=16), torch.randn(2, 100, 3)
-        >>> state = encoder.update(encoder.initial_state(2), elements)
-        >>> torch.allclose(encoder.weights(state, elements).sum(1), torch.ones(2, 4))
-        True
-        """
-        weights = self._element_weights(state, elements)
-        return weights.unflatten(-1, (self.num_heads, -1)).mean(-2)
-
 
 class GatedAttentionPool(SoftmaxPool):
     """Attention-based pooling for multiple-instance learning (Ilse et al., ICML 2018), as a fold.
@@ -154,9 +138,12 @@ class GatedAttentionPool(SoftmaxPool):
         gated: whether there is a gate sigmoid(U x); without it the logits are w tanh(V x).
         bias: whether V and U have one.
 
-    >>> encoder = GatedAttentionPool(dim_in=8, dim_hidden=16)
-    >>> encoder(torch.randn(2, 100, 8)).shape
-    torch.Size([2, 1, 8])
+    >>> encoder, patches = GatedAttentionPool(dim_in=8, dim_hidden=16), torch.randn(1, 500, 8)
+    >>> state = encoder.update(encoder.initial_state(), patches)
+    >>> encoder.readout(state).shape
+    torch.Size([1, 1, 8])
+    >>> encoder.weights(state, patches[:, :100]).shape  # a part of the slide's heat map
+    torch.Size([1, 100, 1])
     """
 
     def __init__(
@@ -194,17 +181,3 @@ class GatedAttentionPool(SoftmaxPool):
 
     def conclude(self, means: Tensor) -> Tensor:
         return means
-
-    def weights(self, state: SetState, elements: Tensor) -> Tensor:
-        """How much each element counts in each branch, (B, n, K): the heat map of a slide.
-
-        Args:
-            state: of all elements of the sets; the weights of all of them sum to 1.
-            elements: (B, n, d), some or all of those that the state has seen.
-
-        >>> encoder, patches = GatedAttentionPool(8, dim_hidden=4), torch.randn(1, 50, 8)
-        >>> state = encoder.update(encoder.initial_state(), patches)
-        >>> encoder.weights(state, patches[:, :10]).shape
-        torch.Size([1, 10, 1])
-        """
-        return self._element_weights(state, elements)

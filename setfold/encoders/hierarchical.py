@@ -14,6 +14,7 @@ from setfold.aggregate import Count
 from setfold.encoder import StreamingSetEncoder
 from setfold.encoders.slot_set import Prepared, SlotSetEncoder
 from setfold.errors import CancelledAttentionWarning, InputError
+from setfold.state import SetState
 from setfold.statistic import Statistics
 
 
@@ -107,6 +108,9 @@ class HierarchicalSlotSetEncoder(StreamingSetEncoder):
         if isinstance(count, Tensor):  # an empty set reads as zeros here too
             encoding = torch.where((count > 0)[:, None, None], encoding, 0)
         return encoding
+
+    def weigh(self, elements: Tensor, state: SetState) -> Tensor:
+        return self._encoders[0].weigh(elements, state)
 
     def shaping_modules(self) -> tuple[nn.Module, ...]:
         return (self._encoders[0],)

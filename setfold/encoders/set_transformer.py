@@ -52,10 +52,8 @@ class MAB(nn.Module):
 
     def forward(self, queries: Tensor, elements: Tensor, mask: Tensor | None = None) -> Tensor:
         """Queries (B, m, d) look at elements (B, n, d) that the mask (B, n) shows: (B, m, d)."""
-        if mask is not None:
-            elements = elements.masked_fill(
-                ~mask.unsqueeze(-1), 0
-            )  # NaN would outlast its weight 0
+        if mask is not None:  # NaN would outlast its weight of 0
+            elements = elements.masked_fill(~mask.unsqueeze(-1), 0)
         query, key, value = (
             projected.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (B, H, ., d_h)
             for projected in (

@@ -106,6 +106,7 @@ class _Iteration(Composition):
     def __init__(self, owner: SlotAttention) -> None:
         super().__init__(owner.attention, features=owner.norm_input)
         self.owner = owner
+        self.dim_in = owner.dim_in
 
     def finish(self, statistics: Statistics, count: Count, frame: tuple[Tensor, ...]) -> Tensor:
         readings = self.encoder.finish(statistics, count, frame)

@@ -279,19 +279,10 @@ class SlotSetEncoder(StreamingSetEncoder):
         count = elements.shape[1] if mask is None else mask.sum(1)
         return self.finish(statistics, count, (slots,))
 
-    def weights(self, state: SetState, elements: Tensor) -> Tensor:
-        """How each element of (B, n, d) spreads itself over the slots of a state: (B, n, K).
-
-        >>> encoder = SlotSetEncoder(dim_in=3, num_slots=4, dim_slot=8, dim_out=8)
-        >>> weights = encoder.weights(encoder.initial_state(2), torch.randn(2, 10, 3))
-        >>> torch.allclose(weights.sum(-1), torch.ones(2, 10))
-        True
-        """
-        state = self._recognised(state)
-        self._chunk(state, elements, None, None)
+    def weigh(self, elements: Tensor, state: SetState) -> Tensor:
         if state.has_own_slots:
-            pairs = zip((state[i] for i in range(len(state))), elements.split(1), strict=True)
-            return torch.cat([self.weights(*pair) for pair in pairs])
+            sets = zip(elements.split(1), (state[i] for i in range(len(state))), strict=True)
+            return torch.cat([self.weigh(*one) for one in sets])
         return weigh(self.prepare(state.frame).scores.logits(elements), self.attention)
 
 

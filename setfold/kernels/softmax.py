@@ -4,7 +4,7 @@ A softmax over elements, before it is divided: the peak m keeps every exponentia
 of any size do no harm, and because numerator and denominator are relative to the same peak, the
 peak is a constant to the gradient.
 
-- `plain_exponentials`, the formula itself: compiled, exported, and differentiated on small inputs.
+- `plain_exponentials`, the formula itself: compiled, exported, and for small inputs.
 - `_stream`, tile by tile, rescaling what was summed when a larger logit comes along.
 - `_Streamed`, its gradient: the peak is known by then, so what is left is a sum over tiles.
 """
@@ -42,12 +42,12 @@ def softmax_sums(elements: Tensor, mask: Tensor | None, scores: Scores) -> tuple
     if elements.numel() == 0:
         shape = (batch, scores.num_slots)
         return elements.new_full(shape, -torch.inf), elements.new_zeros(*shape, width + 1)
-    tracked = torch.is_grad_enabled()
-    if torch.compiler.is_compiling() or (tracked and batch * length <= PLAIN_ROWS):
+    compiling = torch.compiler.is_compiling()
+    if compiling or batch * length <= PLAIN_ROWS:
         logits = _shown(scores.logits(elements), mask)
-        peak = logits.detach().amax(1)  # (B, Q)
+        peak = logits.detach().amax(1) if compiling else _largest(logits.detach())  # (B, Q)
         return peak, _weighted(elements, logits, peak)
-    if tracked:
+    if torch.is_grad_enabled():
         return _Streamed.apply(elements, mask, type(scores), *scores)
     return _stream(elements, mask, scores)
 
