@@ -16,7 +16,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench import memory, plots, precision, report, speed, streams
+from bench import folds, memory, plots, precision, report, speed, streams
 from bench.machine import about, described, recycle_memory
 from bench.plan import FULL, MIDDLE, NARROW, QUICK, SHAPES, SMALL_LENGTHS, Plan
 from bench.results import Results, pass_name
@@ -43,9 +43,11 @@ def steps(plan: Plan) -> list[Step]:
         found.append(Step(f"peers, {shape}, {pass_name(backward)}, n = {length:,}", run))
     found.append(Step("sum and mean", partial(speed.judge_sums, plan=plan)))
     if memory.can_measure():
-        for name, length in memory.points(plan):
-            run = partial(memory.measure, plan=plan, name=name, length=length)
-            found.append(Step(f"memory, {name}, n = {length:,}", run))
+        peers, encoders = memory.peer_cases(plan), memory.encoder_cases(plan)
+        run = partial(memory.measure, cases=peers, repeats=plan.memory_repeats)
+        found.append(Step("memory, peers", run))
+        run = partial(memory.measure, cases=encoders, repeats=1)
+        found.append(Step("memory, every encoder (two minutes)", run))
         found.append(Step("memory", partial(memory.judge, plan=plan)))
     for backward, shape in product((False, True), SHAPES):
         run = partial(speed.compare_extrema, plan=plan, shape=shape, backward=backward)
@@ -62,6 +64,23 @@ def steps(plan: Plan) -> list[Step]:
     for length, shape in product(SMALL_LENGTHS, SHAPES):
         run = partial(streams.compare_small_updates, plan=plan, shape=shape, length=length)
         found.append(Step(f"small updates of {length}, {shape}", run))
+    return found + encoder_steps(plan)
+
+
+def encoder_steps(plan: Plan) -> list[Step]:
+    """What is measured on every encoder of setfold."""
+    found = []
+    for shape, backward, length in product(SHAPES, (False, True), plan.lengths):
+        run = partial(
+            speed.compare_encoders, plan=plan, shape=shape, length=length, backward=backward
+        )
+        found.append(Step(f"encoders, {shape}, {pass_name(backward)}, n = {length:,}", run))
+    for backward, shape in product((False, True), SHAPES):
+        run = partial(speed.compare_softmax, plan=plan, shape=shape, backward=backward)
+        found.append(Step(f"softmax over elements, {shape}, {pass_name(backward)}", run))
+    for name in folds.passes():
+        run = partial(folds.compare_fold, plan=plan, name=name)
+        found.append(Step(f"fold and whole set, {name}", run))
     return found
 
 
@@ -71,7 +90,7 @@ def _recycle(results: Results) -> None:
 
 def measured(plan: Plan, console: Console) -> Results:
     """Take all steps, showing which one is under way."""
-    results = Results()
+    results = Results(plan)
     columns = (
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
@@ -106,12 +125,12 @@ def main() -> None:
     results = measured(QUICK if arguments.quick else FULL, console)
     facts["minutes"] = round((time.monotonic() - begin) / 60, 1)
     report.show(results, facts, console)
-    report.write(results, facts, arguments.out)
-    plots.write(results, arguments.out)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    written = [*report.write(results, facts, arguments.out), *plots.write(results, arguments.out)]
     if arguments.quick:
         console.print("Quick run: sizes are too small for the verdicts to mean anything.")
-    names = "results.json, table.md, time.png, memory.png"
-    console.print(f"{names} in {arguments.out}, after {facts['minutes']} minutes.", highlight=False)
+    what = f"{', '.join(written)} in {arguments.out}"
+    console.print(f"{what}, after {facts['minutes']} minutes.", highlight=False)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import torch
 
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # from malloc.h
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4  # from malloc.h
+MAPPED_BYTES = 1 << 17  # what glibc begins with
 PACKAGES = ("setfold", "torch", "torch_geometric", "slot-attention", "numpy")
 
 
@@ -27,10 +28,24 @@ def recycle_memory() -> bool:
     Returns:
         Whether there is such an allocator and it listened.
     """
+    return _told_allocator(M_MMAP_MAX, 0) and _told_allocator(M_TRIM_THRESHOLD, -1)
+
+
+def return_memory() -> bool:
+    """Have the allocator give large blocks back when they are freed, so that only what is used counts.
+
+    By default glibc learns to keep blocks up to 32 MB, and in how many pieces it keeps them is
+    partly luck: some encoders then seem to need twice as much, ten megabytes more or less.
+
+    Returns:
+        Whether there is such an allocator and it listened.
+    """
+    return _told_allocator(M_MMAP_THRESHOLD, MAPPED_BYTES)
+
+
+def _told_allocator(parameter: int, value: int) -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
-        return False
-    return bool(mallopt(M_MMAP_MAX, 0)) and bool(mallopt(M_TRIM_THRESHOLD, -1))
+    return mallopt is not None and bool(mallopt(parameter, value))
 
 
 def about(arguments: Sequence[str]) -> dict[str, object]:

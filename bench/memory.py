@@ -1,10 +1,12 @@
-"""Target 2: peak memory above the input, each measurement in a process of its own.
+"""Targets 2 and 8: peak memory above the input, each measurement in a process of its own.
 
 The process makes the input in place, warms up on a small set, so that libraries loaded late
 are not blamed on the run, hands freed memory back, resets the kernel's high-water mark, runs once
-and reads the mark. Linux only: other systems do not let the mark be reset.
+and reads the mark. It is forked from one that has loaded everything, which saves seconds each time,
+and its allocator gives large blocks back when they are freed: what it might keep would count as
+needed. Linux only: other systems do not let the mark be reset.
 
-    python -m bench.memory "setfold mean" 100000     prints bytes
+    python -m bench.memory "setfold mean" WHOLE 100000     prints bytes
 """
 
 from __future__ import annotations
@@ -12,42 +14,45 @@ from __future__ import annotations
 import argparse
 import ctypes
 import gc
+import multiprocessing
 import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from torch import nn
 
-import setfold
-from bench.peers import ATTENTION, OURS, PEERS, SEEDS, slot_set
+from bench.encoders import ENCODERS, EQUIVARIANT, INDUCED, SOFTMAX
+from bench.folds import one_fold, passes, stream
+from bench.machine import return_memory
+from bench.peers import ATTENTION, OURS, PEERS, SEEDS
 from bench.plan import BOUNDS, NARROW, Plan, power
-from bench.results import MEGABYTE, MemoryPoint, Results, Target
+from bench.results import MEGABYTE, MemoryCase, Results, Target, Way
 from bench.speed import one_pass
+from bench.timing import Contender
 
 STREAM = "setfold, streamed"
-PEER_NAMES = ("literal mean", ATTENTION, SEEDS)
+BESIDE_PEERS = {  # the lines of the first table, and of its plot
+    OURS: (OURS, Way.WHOLE),
+    STREAM: (OURS, Way.STREAMED),
+    "literal mean": ("literal mean", Way.WHOLE),
+    ATTENTION: (ATTENTION, Way.WHOLE),
+    SEEDS: (SEEDS, Way.WHOLE),
+}
+JUDGED_FOLDS = (INDUCED, EQUIVARIANT, SOFTMAX)
 WARM_UP_LENGTH = 5_000  # long enough for the kernels that long sets take
-STREAM_CHUNK = 10_000
 RESET = Path("/proc/self/clear_refs")
 
 
 # ---- in the process that measures ----------------------------------------------------------------
 
 
-def peak_above_input(name: str, length: int) -> int:
-    """Bytes that one training pass, or one stream, takes beyond what was there before."""
-    if name == STREAM:
-        warm_up, run = _stream(WARM_UP_LENGTH), _stream(length)
-    else:
-        module = PEERS[name].build(NARROW)
-        small, elements = (
-            torch.empty(1, n, NARROW.dim_in).uniform_(-1, 1) for n in (WARM_UP_LENGTH, length)
-        )
-        warm_up, run = one_pass(module, small, True), one_pass(module, elements, True)
-    warm_up()
+def peak_above_input(module: nn.Module, way: Way, length: int) -> int:
+    """Bytes that one training pass, or one fold, takes beyond what was there before."""
+    small, run = (_prepared(module, way, n) for n in (min(WARM_UP_LENGTH, length), length))
+    small()
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     RESET.write_text("5")
@@ -56,19 +61,11 @@ def peak_above_input(name: str, length: int) -> int:
     return max(0, _status("VmHWM") - before)
 
 
-def _stream(length: int) -> Callable[[], object]:
-    """A fold over chunks that never stand in memory together."""
-    encoder = slot_set(NARROW, "mean")
-
-    def run() -> None:
-        with torch.no_grad():
-            chunks = (
-                torch.empty(1, min(STREAM_CHUNK, length - first), NARROW.dim_in).uniform_(-1, 1)
-                for first in range(0, length, STREAM_CHUNK)
-            )
-            setfold.fold(encoder, chunks)
-
-    return run
+def _prepared(module: nn.Module, way: Way, length: int) -> Contender:
+    if way is Way.WHOLE:
+        elements = torch.empty(1, length, NARROW.dim_in).uniform_(-1, 1)
+        return one_pass(module, elements, True)
+    return one_fold(module, stream(length), way is Way.TRAINED)
 
 
 def _status(field: str) -> int:
@@ -79,6 +76,43 @@ def _status(field: str) -> int:
     raise RuntimeError(f"/proc/self/status has no {field}.")
 
 
+# ---- in the process that has loaded everything ---------------------------------------------------
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Peak memory above the input, in bytes, by case.")
+    ways = ", ".join(way.name for way in Way)
+    parser.add_argument("case", nargs="+", help=f"a name, a way ({ways}) and a number of elements")
+    words = iter(parser.parse_args().case)
+    warnings.simplefilter("ignore")
+    return_memory()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    for name, way, length in zip(words, words, words, strict=True):
+        print(_forked_peak(MemoryCase(name, Way[way], int(length))), flush=True)
+
+
+def _forked_peak(case: MemoryCase) -> int:
+    """What a process measures that begins as a copy of this one."""
+    module = (PEERS | ENCODERS)[case.name].build(NARROW)  # loads its library, once for all
+    gc.freeze()  # what the fork's garbage collection looked at would be copied into it
+    context = multiprocessing.get_context("fork")
+    reader, writer = context.Pipe(duplex=False)
+
+    def measure() -> None:
+        writer.send(peak_above_input(module, case.way, case.length))
+
+    process = context.Process(target=measure)
+    process.start()
+    writer.close()
+    try:
+        return int(reader.recv())
+    except EOFError:
+        raise RuntimeError(f"the process that measured {tuple(case)} died.") from None
+    finally:
+        process.join()
+
+
 # ---- in the process that asks --------------------------------------------------------------------
 
 
@@ -86,21 +120,41 @@ def can_measure() -> bool:
     return RESET.exists()
 
 
-def points(plan: Plan) -> list[tuple[str, int]]:
-    """Who is measured at which n."""
-    ours = [(name, n) for name in (OURS, STREAM) for n in plan.memory_lengths]
+def peer_cases(plan: Plan) -> list[MemoryCase]:
+    """Where memory is measured beside the peers."""
     within = [n for n in plan.memory_lengths if n <= plan.peer_memory_limit]
-    return ours + [(name, n) for name in PEER_NAMES for n in within]
+    return [
+        MemoryCase(name, way, n)
+        for name, way in BESIDE_PEERS.values()
+        for n in (plan.memory_lengths if name == OURS else within)
+    ]
 
 
-def measure(results: Results, plan: Plan, name: str, length: int) -> None:
-    """Have processes of their own measure one point."""
-    samples = tuple(_measured_elsewhere(name, length) for _ in range(plan.memory_repeats))
-    results.memory.append(MemoryPoint(name, length, samples))
+def encoder_cases(plan: Plan) -> list[MemoryCase]:
+    """Where every encoder's memory is measured: whole sets, folds, folds that are trained."""
+    found = [
+        MemoryCase(peer.name, Way.WHOLE, n)
+        for peer in ENCODERS.values()
+        for n in plan.encoder_memory_lengths
+        if peer.bears(NARROW, n)
+    ]
+    for name in passes():
+        trained = plan.fold_lengths if name in JUDGED_FOLDS else plan.fold_lengths[:-1]
+        found += [MemoryCase(name, Way.STREAMED, n) for n in plan.fold_lengths]
+        found += [MemoryCase(name, Way.TRAINED, n) for n in trained]
+    return found
 
 
-def _measured_elsewhere(name: str, length: int) -> float:
-    command = [sys.executable, "-W", "ignore", "-m", "bench.memory", name, str(length)]
+def measure(results: Results, cases: list[MemoryCase], repeats: int) -> None:
+    """Have other processes measure what is not known yet."""
+    new = [case for case in cases if case not in results.memory]
+    rounds = [_measured_elsewhere(new) for _ in range(repeats)]
+    results.memory |= dict(zip(new, zip(*rounds, strict=True), strict=True))
+
+
+def _measured_elsewhere(asked: list[MemoryCase]) -> list[float]:
+    words = [word for case in asked for word in (case.name, case.way.name, str(case.length))]
+    command = [sys.executable, "-W", "ignore", "-m", "bench.memory", *words]
     root = Path(__file__).resolve().parent.parent
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -108,38 +162,28 @@ def _measured_elsewhere(name: str, length: int) -> float:
     )
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr.strip()}")
-    return int(done.stdout) / MEGABYTE
+    return [int(line) / MEGABYTE for line in done.stdout.split()]
 
 
 def judge(results: Results, plan: Plan) -> None:
-    """Target 2: little, and no more for more elements."""
-    found = {(point.name, point.length): point.megabytes for point in results.memory}
-    last = max(plan.memory_lengths)
-    first = min(plan.memory_lengths)
-    what = {OURS: "forward+backward", STREAM: "streamed"}
-    for name, doing in what.items():
-        claim = f"{doing}, n = {power(last)}"
-        results.targets.append(_target(claim, found[name, last], BOUNDS.memory_megabytes))
-        growth = max(found[name, n] for n in plan.memory_lengths) - found[name, first]
-        claim = f"growth from n = {power(first)}, {doing}"
-        results.targets.append(_target(claim, growth, BOUNDS.memory_growth_megabytes))
+    """Targets 2 and 8: little, and no more for more elements."""
+    for way, doing in {Way.WHOLE: "forward+backward", Way.STREAMED: "streamed"}.items():
+        found = [results.megabytes(OURS, way, n) for n in plan.memory_lengths]
+        claim = f"{doing}, n = {power(plan.memory_lengths[-1])}"
+        results.targets.append(_target(2, claim, found[-1], BOUNDS.memory_megabytes))
+        results.targets.append(_growth(2, doing, plan.memory_lengths, found))
+    for name in JUDGED_FOLDS:
+        found = [results.megabytes(name, Way.TRAINED, n) for n in plan.fold_lengths]
+        results.targets.append(_growth(8, name, plan.fold_lengths, found))
 
 
-def _target(claim: str, measured: float, bound: float) -> Target:
-    return Target(2, claim, measured, bound, unit="MB", at_least=False, shape=NARROW)
+def _growth(number: int, doing: str, lengths: tuple[int, ...], found: list[float]) -> Target:
+    claim = f"growth from n = {power(lengths[0])} to {power(lengths[-1])}, {doing}"
+    return _target(number, claim, max(found) - found[0], BOUNDS.memory_growth_megabytes)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description="Peak memory of one run above its input, in bytes."
-    )
-    parser.add_argument("name", help=f"the name of a peer, or {STREAM!r}")
-    parser.add_argument("length", type=int, help="number of elements")
-    arguments = parser.parse_args()
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    print(peak_above_input(arguments.name, arguments.length))
+def _target(number: int, claim: str, measured: float, bound: float) -> Target:
+    return Target(number, claim, measured, bound, unit="MB", at_least=False, shape=NARROW)
 
 
 if __name__ == "__main__":

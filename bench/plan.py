@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 
@@ -28,14 +28,19 @@ class Plan:
     """Sizes and effort of one run; the defaults are the sizes that the targets speak of.
 
     Attributes:
-        lengths: sizes n of the sets on which the peers are timed.
+        lengths: sizes n of the sets on which peers and encoders are timed.
         extreme_length: size of the sets for max and min, which the literal algorithm can bear.
         rounds: how often each contender gets its turn at most; and at least.
         budget: seconds after which no further round begins.
+        encoder_rounds, encoder_budget: the same where every encoder is timed, some of them slow.
+        warm_up_calls: how often each contender is called before.
         sample_seconds: a contender that is faster than this is called several times per turn.
         memory_lengths: sizes n at which memory is measured, ascending.
         peer_memory_limit: the largest of them that peers are asked for.
-        memory_repeats: processes that measure the same; they differ by some MB.
+        encoder_memory_lengths: sizes n of whole sets on which every encoder's memory is measured.
+        fold_lengths: sizes n at which the memory of folds is measured, ascending from one chunk;
+            at the last one, few are trained.
+        memory_repeats: processes that measure the same beside the peers.
         state_length: size of the one large update on which precisions of the state are compared.
         pool_chunks, pool_visits: how many distinct chunks are streamed to see rounding errors
             grow, and how often each of them comes by.
@@ -47,15 +52,25 @@ class Plan:
     extreme_length: int = 20_000
     rounds: tuple[int, int] = (5, 15)
     budget: float = 12.0
+    encoder_rounds: tuple[int, int] = (3, 9)
+    encoder_budget: float = 4.0
+    warm_up_calls: int = 3
     sample_seconds: float = 0.02
     memory_lengths: tuple[int, ...] = (100_000, 1_000_000, 10_000_000)
     peer_memory_limit: int = 1_000_000
+    encoder_memory_lengths: tuple[int, ...] = (1_000, 10_000, 100_000)
+    fold_lengths: tuple[int, ...] = (10_000, 100_000, 1_000_000)
     memory_repeats: int = 3
     state_length: int = 100_000
     pool_chunks: int = 1_000
     pool_visits: int = 100
     short_sets: int = 10_000
     small_updates: int = 600
+
+    @property
+    def for_encoders(self) -> Plan:
+        """The same with as much effort as there is for every encoder."""
+        return replace(self, rounds=self.encoder_rounds, budget=self.encoder_budget)
 
 
 FULL = Plan()
@@ -64,9 +79,14 @@ QUICK = Plan(
     extreme_length=500,
     rounds=(1, 1),
     budget=0.0,
+    encoder_rounds=(1, 1),
+    encoder_budget=0.0,
+    warm_up_calls=1,
     sample_seconds=0.0,
     memory_lengths=(10_000,),
     peer_memory_limit=10_000,
+    encoder_memory_lengths=(1_000,),
+    fold_lengths=(10_000, 20_000),
     memory_repeats=1,
     state_length=10_000,
     pool_chunks=10,
@@ -86,6 +106,7 @@ def power(number: int) -> str:
 
 
 CHUNK = 1_000  # elements per update where a stream is measured
+FOLD_CHUNK = 10_000  # and where a fold is, of which only one chunk is in memory
 LONGEST_SHORT_SET = 20
 SMALL_LENGTHS = (1, 10, 100)  # elements of one small update
 
@@ -105,6 +126,7 @@ class Bounds:
     relative_error: float = 1e-7
     ragged: float = 5.0
     small_update: float = 2.0
+    softmax: float = 1.5
 
 
 def _by_shape(*bounds: float) -> dict[Shape, float]:

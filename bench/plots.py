@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -12,30 +14,42 @@ mpl.use("Agg")  # no display is needed
 
 import matplotlib.pyplot as plt
 
-from bench.memory import STREAM
+from bench.encoders import FAMILIES, Family
+from bench.memory import BESIDE_PEERS, STREAM
 from bench.peers import OURS, PEERS
-from bench.plan import SHAPES
-from bench.results import Results, pass_name
+from bench.plan import FOLD_CHUNK, NARROW, SHAPES, Shape
+from bench.results import Cell, Results, Way, pass_name
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart; in grey, dashes and markers do.
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#8C564B")
 DASHES = ("-", "--", "-.", ":")
 MARKERS = ("s", "^", "D", "v", "P", "X", "<", ">", "h")
 INK = "black"
+THICK = {"color": INK, "linewidth": 3.2, "markersize": 7, "zorder": 5}
+SMALLEST = 0.1  # MB; a logarithmic axis has no place for 0, which a tiny set can measure as
+
+Style = dict[str, Any]
 
 
-def write(results: Results, directory: Path) -> None:
-    """Write time.png and, where memory was measured, memory.png."""
-    directory.mkdir(parents=True, exist_ok=True)
-    _draw_time(results, directory / "time.png")
+def write(results: Results, directory: Path) -> list[str]:
+    """Write all figures for which there is something to draw; their names."""
+    figures = {"time.png": _draw_time, "encoders_time.png": _draw_encoder_time}
     if results.memory:
-        _draw_memory(results, directory / "memory.png")
+        figures |= {"memory.png": _draw_memory, "encoders_memory.png": _draw_encoder_memory}
+    for name, draw in figures.items():
+        figure = draw(results)
+        figure.savefig(directory / name, dpi=150)
+        plt.close(figure)
+    return list(figures)
 
 
-def _styles() -> dict[str, dict[str, Any]]:
-    """A look for each name, the same in all figures: setfold black and thick."""
+# ---- the Slot Set Encoder and its peers ----------------------------------------------------------
+
+
+def _peer_styles() -> dict[str, Style]:
+    """A look for each name, the same in both figures: setfold black and thick."""
     others = [peer.name for peer in PEERS.values() if peer.plotted and peer.name != OURS]
-    looks: dict[str, dict[str, Any]] = {
+    looks: dict[str, Style] = {
         name: {
             "color": COLOURS[number % len(COLOURS)],
             "linestyle": DASHES[number % len(DASHES)],
@@ -45,57 +59,137 @@ def _styles() -> dict[str, dict[str, Any]]:
         }
         for number, name in enumerate(others)
     }
-    thick = {"color": INK, "linewidth": 3.2, "markersize": 7, "zorder": 5}
-    ours = {OURS: {**thick, "linestyle": "-", "marker": "o"}}
-    return ours | looks | {STREAM: {**thick, "linestyle": ":", "marker": "*", "markersize": 11}}
+    ours = {OURS: {**THICK, "linestyle": "-", "marker": "o"}}
+    return ours | looks | {STREAM: {**THICK, "linestyle": ":", "marker": "*", "markersize": 11}}
 
 
-def _draw_time(results: Results, path: Path) -> None:
-    styles = _styles()
+def _draw_time(results: Results) -> Any:
+    styles = _peer_styles()
+    names = [peer.name for peer in PEERS.values() if peer.plotted]
     figure, grid = plt.subplots(2, len(SHAPES), figsize=(12, 7.5), sharex=True, sharey="row")
     for (row, backward), (column, shape) in product(enumerate((False, True)), enumerate(SHAPES)):
-        axes = grid[row][column]
-        cells = [c for c in results.cells if c.shape == shape and c.backward == backward]
-        cells.sort(key=lambda cell: cell.length)
-        for name in (peer.name for peer in PEERS.values() if peer.plotted):
-            shown = [c for c in cells if name in c.timings.samples]
-            axes.plot(
-                [c.length for c in shown],
-                [c.timings.seconds(name) * 1e3 for c in shown],
-                label=name,
-                **styles[name],
-            )
-        _finish_axes(axes)
-        if row == 0:
-            axes.set_title(f"d = {shape.dim_in}, K = {shape.num_slots}, d_out = {shape.dim_out}")
-        else:
-            axes.set_xlabel("elements n")
-        if column == 0:
-            axes.set_ylabel(f"{pass_name(backward)}, CPU time (ms)")
+        _plot_times(grid[row][column], results.cells, shape, backward, names, styles)
+    for axes, shape in zip(grid[0], SHAPES, strict=True):
+        axes.set_title(_spelled(shape))
+    _label_time(grid)
     handles, labels = grid[0][0].get_legend_handles_labels()
     figure.suptitle("Pooling one set on one CPU core", fontsize=13)
     figure.legend(handles, labels, loc="lower center", ncols=5, frameon=False)
     figure.tight_layout(rect=(0, 0.09, 1, 1))
-    _save(figure, path)
+    return figure
 
 
-def _draw_memory(results: Results, path: Path) -> None:
-    styles = _styles()
+def _draw_memory(results: Results) -> Any:
+    styles = _peer_styles()
     figure, axes = plt.subplots(figsize=(7.5, 5.5))
-    for name in dict.fromkeys(point.name for point in results.memory):
-        shown = sorted((p.length, p.megabytes) for p in results.memory if p.name == name)
-        # a logarithmic axis has no place for 0, which a tiny set can measure as
-        heights = [max(megabytes, 0.01) for _, megabytes in shown]
-        label = f"{name}, {'forward' if name == STREAM else 'forward+backward'}"
-        axes.plot([n for n, _ in shown], heights, label=label, **styles[name])
+    for label, (name, way) in BESIDE_PEERS.items():
+        doing = "forward" if label == STREAM else "forward+backward"
+        style = {**styles[label], "label": f"{label}, {doing}"}
+        _plot_memory(axes, results, name, way, results.plan.memory_lengths, style)
     _finish_axes(axes)
     axes.set_ylim(bottom=0.3)
     axes.set_xlabel("elements n")
     axes.set_ylabel("peak memory above the input (MB)")
-    axes.set_title("Memory for one set of n elements, d = 5, K = 16, d_out = 64")
+    axes.set_title(f"Memory for one set of n elements, {_spelled(NARROW)}")
     figure.legend(loc="lower center", ncols=2, frameon=False)
     figure.tight_layout(rect=(0, 0.14, 1, 1))
-    _save(figure, path)
+    return figure
+
+
+# ---- every encoder, a family to a panel ----------------------------------------------------------
+
+
+def _family_styles(family: Family) -> dict[str, Style]:
+    """Pairs share colour and marker; setfold's lines are solid, others' dashed and hollow."""
+    looks: dict[str, Style] = {OURS: {**THICK, "marker": "o"}}
+    pairs = [pair for pair in family.pairs if pair.ours.name != OURS]
+    for (ours, theirs), colour, marker in zip(pairs, COLOURS, MARKERS, strict=False):
+        common = {"color": colour, "marker": marker, "markersize": 6}
+        looks[ours.name] = {**common, "linewidth": 2}
+        if theirs is not None:
+            hollow = {"linestyle": (0, (4, 2)), "linewidth": 1.3, "markerfacecolor": "white"}
+            looks[theirs.name] = {**common, **hollow}
+    return looks
+
+
+def _draw_encoder_time(results: Results) -> Any:
+    figure, grid = plt.subplots(2, len(FAMILIES), figsize=(16, 8.6), sharex=True, sharey="row")
+    for (row, backward), (column, family) in product(enumerate((False, True)), enumerate(FAMILIES)):
+        styles = _family_styles(family)
+        _plot_times(grid[row][column], results.encoder_cells, NARROW, backward, styles, styles)
+    _label_time(grid)
+    _label_families(grid)
+    figure.suptitle(f"Every encoder, one set on one CPU core, {_spelled(NARROW)}", fontsize=13)
+    figure.tight_layout()
+    return figure
+
+
+def _draw_encoder_memory(results: Results) -> Any:
+    plan = results.plan
+    figure, grid = plt.subplots(2, len(FAMILIES), figsize=(16, 8.6), sharex=True, sharey=True)
+    for (whole, folded), family in zip(grid.T, FAMILIES, strict=True):
+        for name, style in _family_styles(family).items():
+            style["label"] = name
+            dotted = {**style, "linestyle": ":", "linewidth": 1.5, "markersize": 4}
+            _plot_memory(whole, results, name, Way.WHOLE, plan.encoder_memory_lengths, style)
+            _plot_memory(folded, results, name, Way.TRAINED, plan.fold_lengths, style)
+            _plot_memory(folded, results, name, Way.STREAMED, plan.fold_lengths, dotted)
+        _finish_axes(whole)
+        _finish_axes(folded)
+        folded.set_xlabel("elements n")
+    grid[0][0].set_ylabel("whole set, forward+backward,\npeak memory above the input (MB)")
+    grid[1][0].set_ylabel(
+        f"folded in chunks of {FOLD_CHUNK:,} (dotted: forward only),\npeak memory (MB)"
+    )
+    _label_families(grid)
+    figure.suptitle(f"Every encoder, memory for one set, {_spelled(NARROW)}", fontsize=13)
+    figure.tight_layout()
+    return figure
+
+
+def _label_families(grid: Any) -> None:
+    """Titles above, and below each column what its lines are."""
+    for column, family in zip(grid.T, FAMILIES, strict=True):
+        column[0].set_title(family.title)
+        handles, labels = column[0].get_legend_handles_labels()
+        place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.2)}
+        column[1].legend(handles, labels, frameon=False, fontsize=9, handlelength=3.2, **place)
+
+
+# ---- what figures share --------------------------------------------------------------------------
+
+
+def _plot_times(
+    axes: Any,
+    cells: list[Cell],
+    shape: Shape,
+    backward: bool,
+    names: Iterable[str],
+    styles: dict[str, Style],
+) -> None:
+    mine = [cell for cell in cells if (cell.shape, cell.backward) == (shape, backward)]
+    mine.sort(key=lambda cell: cell.length)
+    for name in names:
+        shown = [cell for cell in mine if name in cell.timings.samples]
+        times = [cell.timings.seconds(name) * 1e3 for cell in shown]
+        axes.plot([cell.length for cell in shown], times, label=name, **styles[name])
+    _finish_axes(axes)
+
+
+def _plot_memory(
+    axes: Any, results: Results, name: str, way: Way, lengths: tuple[int, ...], style: Style
+) -> None:
+    found = {n: results.megabytes(name, way, n) for n in lengths}
+    shown = {n: max(height, SMALLEST) for n, height in found.items() if not math.isnan(height)}
+    if shown:
+        axes.plot(list(shown), list(shown.values()), **style)
+
+
+def _label_time(grid: Any) -> None:
+    for row, backward in zip(grid, (False, True), strict=True):
+        row[0].set_ylabel(f"{pass_name(backward)}, CPU time (ms)")
+    for axes in grid[-1]:
+        axes.set_xlabel("elements n")
 
 
 def _finish_axes(axes: Any) -> None:
@@ -107,6 +201,5 @@ def _finish_axes(axes: Any) -> None:
         axes.spines[side].set_visible(False)
 
 
-def _save(figure: Any, path: Path) -> None:
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+def _spelled(shape: Shape) -> str:
+    return f"d = {shape.dim_in}, K = {shape.num_slots}, d_out = {shape.dim_out}"

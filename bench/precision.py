@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import setfold
-from bench.peers import slot_set
+from bench.modules import slot_set
 from bench.plan import BOUNDS, CHUNK, NARROW, Plan, Shape, power
 from bench.results import Results, Target
 from bench.timing import Contender, interleaved
@@ -21,7 +21,7 @@ HOLDERS = (  # the modules that look up the precision of totals under their own 
     "setfold.kernels.precision",
     "setfold.kernels.sums",
     "setfold.kernels.replay",
-    "setfold.aggregate",
+    "setfold.statistic",
 )
 
 

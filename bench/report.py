@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import asdict
+import math
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -12,10 +12,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from bench.encoders import ENCODER_NOTES, ENCODERS
 from bench.machine import described
+from bench.memory import BESIDE_PEERS
 from bench.peers import NOTES, OURS, PEERS
-from bench.plan import NARROW, SHAPES, power
-from bench.results import TITLES, Cell, Results, Target
+from bench.plan import FOLD_CHUNK, NARROW, SHAPES, power
+from bench.results import TITLES, Cell, Results, Target, Way
 
 Facts = dict[str, object]
 Row = tuple[str, ...]
@@ -44,22 +46,28 @@ class Sheet(NamedTuple):
     alignment: str
 
 
-def write(results: Results, facts: Facts, directory: Path) -> None:
-    """Write results.json and table.md."""
-    directory.mkdir(parents=True, exist_ok=True)
+def write(results: Results, facts: Facts, directory: Path) -> list[str]:
+    """Write results.json and table.md; their names."""
     found = {
         "about": {**facts, "memory recycled": results.recycling},
         "targets": [target.described() for target in results.targets],
         "peers": [cell.described() for cell in results.cells],
-        "memory": [{**asdict(point), "median": point.megabytes} for point in results.memory],
+        "encoders": [cell.described() for cell in results.encoder_cells],
+        "folds": [cost.described() for cost in results.folds],
+        "memory": [
+            {**case._asdict(), "samples": samples, "median": results.megabytes(*case)}
+            for case, samples in results.memory.items()
+        ],
     }
     (directory / "results.json").write_text(json.dumps(found, indent=2) + "\n")
     (directory / "table.md").write_text(_markdown(results, facts))
+    return ["results.json", "table.md"]
 
 
 def show(results: Results, facts: Facts, console: Console) -> None:
     """Print everything as tables, the targets last."""
-    for sheet in (*peer_sheets(results.cells), *memory_sheets(results), target_sheet(results)):
+    peers, encoders = peer_tables(results), encoder_tables(results)
+    for sheet in (*peers, *encoders, target_sheet(results)):
         console.print(_drawn(sheet, console.width))
     console.print(described(facts), highlight=False)
     console.print(_tally(results.targets), highlight=False)
@@ -99,15 +107,30 @@ def _tally(targets: list[Target]) -> str:
     return f"{held} of {len(targets)} targets hold on this CPU."
 
 
-def peer_sheets(cells: list[Cell]) -> Iterator[Sheet]:
-    """For each shape, the peers by n; setfold's own time in the last row."""
+def peer_tables(results: Results) -> Iterator[Sheet]:
+    """The Slot Set Encoder beside its peers: time, and memory if it was measured."""
+    yield from time_sheets(results.cells, PEERS)
+    if results.memory:
+        yield peer_memory_sheet(results)
+
+
+def encoder_tables(results: Results) -> Iterator[Sheet]:
+    """Every encoder: time, folds, and memory if it was measured."""
+    yield from time_sheets(results.encoder_cells, ENCODERS)
+    yield fold_sheet(results)
+    if results.memory:
+        yield encoder_memory_sheet(results)
+
+
+def time_sheets(cells: list[Cell], names: Iterable[str]) -> Iterator[Sheet]:
+    """For each shape, contenders by n; setfold's own time in the last row."""
     for shape in SHAPES:
         mine = sorted(
             (cell for cell in cells if cell.shape == shape),
             key=lambda cell: (cell.backward, cell.length),
         )
         heading = ("n", *(f"{'f+b' if c.backward else 'f'} {power(c.length)}" for c in mine))
-        rows = [(name, *(_ratio(cell, name) for cell in mine)) for name in PEERS]
+        rows = [(name, *(_ratio(cell, name) for cell in mine)) for name in names]
         times = (f"{cell.timings.seconds(OURS) * 1e3:.3g} ms" for cell in mine)
         title = f"Time / {OURS}'s time, (d, K, d_out) = {shape}"
         yield Sheet(title, heading, [*rows, (f"{OURS} took", *times)], "l" + "r" * len(mine))
@@ -119,17 +142,53 @@ def _ratio(cell: Cell, name: str) -> str:
     return f"{cell.timings.ratio(name, OURS):.2f}"
 
 
-def memory_sheets(results: Results) -> Iterator[Sheet]:
-    """Peak memory by n, if it was measured."""
-    if not results.memory:
-        return
-    lengths = sorted({point.length for point in results.memory})
-    found = {(point.name, point.length): f"{point.megabytes:.1f}" for point in results.memory}
-    names = dict.fromkeys(point.name for point in results.memory)
-    rows = [(name, *(found.get((name, n), NOTHING) for n in lengths)) for name in names]
+def fold_sheet(results: Results) -> Sheet:
+    """What it costs in time to read a set in chunks, as often as an encoder must."""
+    heading = ("", "passes", "f, whole", "f, fold / whole", "f+b, whole", "f+b, fold / whole")
+    rows: list[Row] = []
+    for cost in results.folds:
+        row = [cost.name, str(cost.passes)]
+        for timings in (cost.forward, cost.training):
+            row.append(f"{timings.seconds('whole') * 1e3:.3g} ms")
+            row.append(f"{timings.ratio('fold', 'whole'):.2f}")
+        rows.append(tuple(row))
+    length = power(max(results.plan.lengths))
+    title = f"Time of a fold in chunks of {power(FOLD_CHUNK)} / of one call, n = {length}, {NARROW}"
+    return Sheet(title, heading, rows, "lrrrrr")
+
+
+def peer_memory_sheet(results: Results) -> Sheet:
+    """Peak memory by n, beside the peers."""
+    lengths = results.plan.memory_lengths
+    rows = [
+        (label, *(_megabytes(results.megabytes(name, way, n)) for n in lengths))
+        for label, (name, way) in BESIDE_PEERS.items()
+    ]
     heading = ("n", *(power(n) for n in lengths))
-    title = f"Peak memory above the input, MB, {NARROW}"
-    yield Sheet(title, heading, rows, "l" + "r" * len(lengths))
+    return Sheet(
+        f"Peak memory above the input, MB, {NARROW}", heading, rows, "l" + "r" * len(lengths)
+    )
+
+
+def encoder_memory_sheet(results: Results) -> Sheet:
+    """Peak memory by n for every encoder: whole sets, folds, folds that are trained."""
+    lengths = {
+        "f+b": (Way.WHOLE, results.plan.encoder_memory_lengths),
+        "fold f": (Way.STREAMED, results.plan.fold_lengths),
+        "fold f+b": (Way.TRAINED, results.plan.fold_lengths),
+    }
+    columns = [(doing, way, n) for doing, (way, several) in lengths.items() for n in several]
+    rows = [
+        (name, *(_megabytes(results.megabytes(name, way, n)) for _, way, n in columns))
+        for name in ENCODERS
+    ]
+    heading = ("n", *(f"{doing} {power(n)}" for doing, _, n in columns))
+    title = f"Peak memory above the input, MB, every encoder, {NARROW}"
+    return Sheet(title, heading, rows, "l" + "r" * len(columns))
+
+
+def _megabytes(found: float) -> str:
+    return NOTHING if math.isnan(found) else f"{found:.1f}"
 
 
 # ---- how they are drawn --------------------------------------------------------------------------
@@ -157,13 +216,17 @@ def _markdown(results: Results, facts: Facts) -> str:
     lines = ["# setfold beside its peers", "", f"{described(facts)}.", METHOD, ""]
     lines += [f"`{facts['command']}`, {facts['date']}, commit {commit}.", ""]
     lines += ["## Targets", "", _tally(results.targets), "", *_github(target_sheet(results))]
-    lines += ["", "## Peers", "", "f is forward, f+b is forward+backward.", ""]
-    for sheet in peer_sheets(results.cells):
-        lines += [f"### {sheet.title}", "", *_github(sheet), ""]
-    lines += [f"- {note}" for note in NOTES]
-    for sheet in memory_sheets(results):
-        lines += ["", f"## {sheet.title}", "", *_github(sheet)]
+    lines += ["", "f is forward, f+b is forward+backward."]
+    lines += _chapter("The Slot Set Encoder and its peers", peer_tables(results), NOTES)
+    lines += _chapter("Every encoder", encoder_tables(results), ENCODER_NOTES)
     return "\n".join(lines) + "\n"
+
+
+def _chapter(title: str, sheets: Iterable[Sheet], notes: tuple[str, ...]) -> list[str]:
+    lines = ["", f"## {title}", ""]
+    for sheet in sheets:
+        lines += [f"### {sheet.title}", "", *_github(sheet), ""]
+    return lines + [f"- {note}" for note in notes]
 
 
 def _github(sheet: Sheet) -> list[str]:

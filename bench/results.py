@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench.peers import OURS
-from bench.plan import Shape
+from bench.plan import Plan, Shape
 from bench.timing import Timings
 
 MEGABYTE = 1e6
@@ -15,7 +17,7 @@ MEGABYTE = 1e6
 
 @dataclass(frozen=True)
 class Cell:
-    """The peers side by side on sets of one size: one shape, one n, with or without backward."""
+    """Contenders side by side on sets of one size: one shape, one n, with or without backward."""
 
     shape: Shape
     length: int
@@ -34,17 +36,43 @@ class Cell:
         }
 
 
-@dataclass(frozen=True)
-class MemoryPoint:
-    """Peak memory above the input and the warmed-up process, in megabytes, one per process."""
+class Way(StrEnum):
+    """How a set is seen while memory is measured: in one call, or chunk by chunk."""
+
+    WHOLE = "forward+backward"
+    STREAMED = "fold, forward"
+    TRAINED = "fold, forward+backward"
+
+
+class MemoryCase(NamedTuple):
+    """Whose memory is measured, doing what, with how many elements."""
 
     name: str
+    way: Way
     length: int
-    samples: tuple[float, ...]
 
-    @property
-    def megabytes(self) -> float:
-        return median(self.samples)
+
+@dataclass(frozen=True)
+class FoldCost:
+    """What reading a set in chunks costs an encoder, in time: "fold" beside "whole"."""
+
+    name: str
+    passes: int
+    length: int
+    forward: Timings
+    training: Timings
+
+    def described(self) -> dict[str, Any]:
+        both = {pass_name(False): self.forward, pass_name(True): self.training}
+        return {
+            "name": self.name,
+            "passes": self.passes,
+            "n": self.length,
+            "whole, seconds": {name: timings.seconds("whole") for name, timings in both.items()},
+            "fold / whole": {
+                name: timings.ratio("fold", "whole") for name, timings in both.items()
+            },
+        }
 
 
 TITLES = {
@@ -54,6 +82,8 @@ TITLES = {
     4: "Cost and error of float64 states",
     5: "Speed on many short sets at once",
     6: "Speed of small updates in a chain",
+    7: "Cost of a softmax over elements",
+    8: "Growth of memory where a fold is trained",
 }
 
 
@@ -62,7 +92,7 @@ class Target:
     """A promise and what became of it.
 
     Attributes:
-        number: which of the six titles it belongs to.
+        number: which of the titles it belongs to.
         claim: what is measured.
         measured: the value; of several, the one that is furthest from the promise.
         bound: what was promised.
@@ -120,16 +150,27 @@ class Results:
     """Everything that a run finds, in the order in which it is found.
 
     Attributes:
+        plan: what there was to measure.
         cells: the peers side by side.
+        encoder_cells: every encoder side by side.
         defaults: by pass, shape and aggregate, the ratios with the default allocator.
         recycling: whether the allocator kept all memory while everything else was measured.
+        folds: what it costs to fold rather than to see the whole set.
+        memory: peak above the input and the warmed-up process, in megabytes, one per process.
     """
 
+    plan: Plan
     cells: list[Cell] = field(default_factory=list)
+    encoder_cells: list[Cell] = field(default_factory=list)
     defaults: dict[tuple[str, Shape, bool], float] = field(default_factory=dict)
     recycling: bool = False
-    memory: list[MemoryPoint] = field(default_factory=list)
+    folds: list[FoldCost] = field(default_factory=list)
+    memory: dict[MemoryCase, tuple[float, ...]] = field(default_factory=dict)
     targets: list[Target] = field(default_factory=list)
+
+    def megabytes(self, name: str, way: Way, length: int) -> float:
+        """The median of what was measured; NaN if nothing was."""
+        return median(self.memory.get(MemoryCase(name, way, length), (math.nan,)))
 
 
 def pass_name(backward: bool) -> str:

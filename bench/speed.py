@@ -1,13 +1,17 @@
-"""Targets 1 and 3: whole sets against every peer, forward and forward+backward."""
+"""Targets 1, 3 and 7: whole sets, forward and forward+backward: peers, and every encoder."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from bench.peers import ATTENTION, PEERS, Literal, slot_set
+from bench.encoders import ENCODERS, SOFTMAX
+from bench.modules import Literal, slot_set
+from bench.peers import ATTENTION, OURS, PEERS, Peer
 from bench.plan import BOUNDS, SHAPES, Plan, Shape, power
 from bench.results import Cell, Results, Target, pass_name
 from bench.timing import Contender, Timings, interleaved
@@ -18,28 +22,55 @@ AGREEMENT = 1e-4  # relative; contenders that compute different things are not c
 
 def one_pass(module: nn.Module, elements: Tensor, backward: bool) -> Contender:
     """One call of a module; with backward, also the gradients of all its weights."""
+    return one_encoding(module, partial(module, elements), backward)
+
+
+def one_encoding(module: nn.Module, encode: Callable[[], Tensor], backward: bool) -> Contender:
+    """One encoding that a module makes; with backward, also the gradients of all its weights."""
     module.train(backward)
 
     def forward() -> None:
         with torch.no_grad():
-            module(elements)
+            encode()
 
     def train() -> None:
         module.zero_grad(set_to_none=True)
-        module(elements).square().sum().backward()
+        encode().square().sum().backward()
 
     return train if backward else forward
 
 
 def compare_peers(results: Results, plan: Plan, shape: Shape, length: int, backward: bool) -> None:
     """Time all peers that can bear n elements on one set."""
+    timings = _time(PEERS.values(), plan, shape, length, backward)
+    results.cells.append(Cell(shape, length, backward, timings))
+
+
+def compare_encoders(
+    results: Results, plan: Plan, shape: Shape, length: int, backward: bool
+) -> None:
+    """Time every encoder that can bear n elements on one set, a moment before its library peer."""
+    timings = _time(ENCODERS.values(), plan.for_encoders, shape, length, backward)
+    results.encoder_cells.append(Cell(shape, length, backward, timings))
+
+
+def compare_softmax(results: Results, plan: Plan, shape: Shape, backward: bool) -> None:
+    """Target 7: a softmax over elements must rescale what it has summed, slots need not."""
+    length = max(plan.lengths)
+    timings = _time((PEERS[OURS], ENCODERS[SOFTMAX]), plan, shape, length, backward)
+    claim = f"{SOFTMAX} vs {OURS}, {pass_name(backward)}, n = {power(length)}"
+    ratio = timings.ratio(SOFTMAX, OURS)
+    results.targets.append(Target(7, claim, ratio, BOUNDS.softmax, at_least=False, shape=shape))
+
+
+def _time(peers: Iterable[Peer], plan: Plan, shape: Shape, length: int, backward: bool) -> Timings:
     elements = torch.randn(1, length, shape.dim_in)
-    contenders = {
+    passes = {
         peer.name: one_pass(peer.build(shape), elements, backward)
-        for peer in PEERS.values()
-        if peer.bears(length)
+        for peer in peers
+        if peer.bears(shape, length)
     }
-    results.cells.append(Cell(shape, length, backward, interleaved(contenders, plan)))
+    return interleaved(passes, plan)
 
 
 def judge_sums(results: Results, plan: Plan) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from bench.peers import Literal, slot_set
+from bench.modules import Literal, slot_set
 from bench.plan import BOUNDS, LONGEST_SHORT_SET, Plan, Shape, power
 from bench.results import Results, Target
 from bench.timing import interleaved

@@ -13,8 +13,7 @@ from statistics import median
 from bench.plan import Plan
 
 Contender = Callable[[], object]
-WARM_UP_CALLS = 3
-LONG_CALL = 1.0  # seconds; whoever takes longer is warm after one call
+LONG_CALL = 0.3  # seconds; whoever takes longer is warm after one call
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ def interleaved(contenders: Mapping[str, Contender], plan: Plan) -> Timings:
 
 def _calls(run: Contender, plan: Plan) -> int:
     """Calls per turn: enough of them to be longer than the clock's and the caller's noise."""
-    for _ in range(WARM_UP_CALLS):
+    for _ in range(plan.warm_up_calls):
         once = _seconds(run, 1)
         if once > LONG_CALL:
             break

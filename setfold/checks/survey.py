@@ -121,11 +121,11 @@ class Survey:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         wide = options.max_width >= WIDTH
         table = Table(title=self._title(), title_justify="left", title_style="bold")
-        table.add_column("encoder", no_wrap=wide)
+        table.add_column("encoder", no_wrap=wide, overflow="fold")
         table.add_column("verdict", no_wrap=True)
         table.add_column("laws", no_wrap=True)
         table.add_column("fold", justify="right", no_wrap=True)
-        table.add_column("chunk + average", justify="right", no_wrap=wide)
+        table.add_column("chunk + average", justify="right", no_wrap=wide, overflow="fold")
         if wide:
             table.add_column("why not in one pass")
         for entry in self.entries:
