@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 
 import torch
@@ -38,7 +39,7 @@ class WholeSetEncoder(SetEncoder):
         """Encode a dense batch, before any head.
 
         Args:
-            elements: (B, n, d), with B and n at least 1; rows that the mask hides are zero.
+            elements: (B, n, d), with B and n at least 1; rows that the mask hides are finite.
             mask: (B, n), True where present, at least once in each set; None if all are.
         """
 
@@ -82,17 +83,23 @@ class WholeSetEncoder(SetEncoder):
             return _put_together(groups, chunk.sets)
         if chunk.mask is None:
             return self.encode(chunk.elements, None)
-        # an element of zeros stands in where a set has none, and counts for nothing
         present = chunk.mask.any(1)
+        if not torch.compiler.is_compiling():
+            if bool(present.all()):
+                return self.encode(chunk.elements, chunk.mask)
+            found = self.encode(chunk.elements[present], chunk.mask[present])
+            return _put_together([(present.nonzero().squeeze(1), found)], chunk.sets)
+        # a compiled program has one shape: an element of zeros stands in where a set has none
         first = torch.arange(chunk.mask.shape[1], device=present.device) == 0
         found = self.encode(chunk.elements, chunk.mask | (first & ~present.unsqueeze(1)))
         return torch.where(spread(present, found), found, 0)
 
     def _encode_nothing(self, chunk: Chunk) -> Tensor:
-        """Zeros of the shape that an encoding has."""
+        """Zeros of the shape that an encoding has, found out by a copy, which may do as it likes."""
         trailing = chunk.elements.shape[1 if chunk.index is not None else 2 :]
         with torch.no_grad():
-            some = self.encode(chunk.elements.new_zeros(1, 1, *trailing), None)
+            twin = copy.deepcopy(self).eval()
+            some = twin.encode(chunk.elements.new_zeros(1, 1, *trailing), None)
         return some.new_zeros(chunk.sets, *some.shape[1:])
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from setfold.aggregate import ATTENTION, Count, read
 from setfold.arguments import refuse_sizes, refuse_uneven
 from setfold.encoder import StreamingSetEncoder
+from setfold.errors import NonFiniteError
 from setfold.kernels.precision import without_autocast
 from setfold.kernels.scores import GatedScores, Scores, folded_heads, projected_heads
 from setfold.kernels.softmax import exponentials, softmax_sums
@@ -58,7 +59,9 @@ class SoftmaxPool(StreamingSetEncoder):
     def absorb(self, elements: Tensor, mask: Tensor | None, prepared: Scores) -> Statistics:
         elements = elements.to(prepared[0].dtype)  # features may come out of autocast
         with without_autocast(elements.device):
-            return {"softmax": softmax_sums(elements, mask, prepared)}
+            peak, sums = softmax_sums(elements, mask, prepared)
+        _refuse_hopeless(peak, mask)
+        return {"softmax": (peak, sums)}
 
     def finish(self, statistics: Statistics, count: Count, frame: tuple[Tensor, ...]) -> Tensor:
         _, sums = statistics["softmax"]
@@ -75,6 +78,18 @@ class SoftmaxPool(StreamingSetEncoder):
         mass = sums[..., -1].clamp_min(1).unsqueeze(1)  # the peak itself adds 1
         weights = (exponentials(logits, peak.to(logits.dtype)) / mass).to(logits.dtype)
         return weights.unflatten(-1, (self.num_heads, -1)).mean(-2)  # (B, n, K)
+
+
+def _refuse_hopeless(peak: Tensor, mask: Tensor | None) -> None:
+    """Raise if a set has elements and no finite logit: it would pass for an empty set."""
+    if torch.compiler.is_compiling() or peak.is_meta:
+        return
+    lost = (peak == -torch.inf).any(1)
+    if bool((lost if mask is None else lost & mask.any(1)).any()):
+        raise NonFiniteError(
+            "the elements are finite, but their logits are not: the elements are too large. The "
+            "state is as it was."
+        )
 
 
 class AttentionPool(SoftmaxPool):

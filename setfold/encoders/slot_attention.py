@@ -58,7 +58,6 @@ class SlotAttention(MultiPassSetEncoder):
         refuse_sizes(dim_in=dim_in, num_slots=num_slots, dim=dim)
         refuse_sizes(num_iterations=num_iterations, dim_hidden=dim_hidden)
         self.dim_in = dim_in
-        self.num_slots = num_slots
         self.dim = dim
         self.num_iterations = self.passes = num_iterations
         self.dim_hidden = dim_hidden
@@ -70,9 +69,18 @@ class SlotAttention(MultiPassSetEncoder):
         self.norm_hidden = nn.LayerNorm(dim)
         self.mlp = nn.Sequential(nn.Linear(dim, dim_hidden), nn.ReLU(), nn.Linear(dim_hidden, dim))
 
+    @property
+    def num_slots(self) -> int:
+        """The number K of slots that are drawn."""
+        return self.attention.num_slots
+
+    @num_slots.setter
+    def num_slots(self, number: int) -> None:
+        self.attention.resize(number)
+
     def draw_slots(self) -> Tensor:
         """The slots (1, K, h) of the first iteration: new ones in training, the same in evaluation."""
-        return self.attention.draw_frame(self.num_slots, None)[0]
+        return self.attention.draw_frame(None, None)[0]
 
     def encode(self, elements: Tensor, mask: Tensor | None) -> Tensor:
         elements = apply_features(self.norm_input, elements, mask)

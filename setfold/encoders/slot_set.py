@@ -187,6 +187,12 @@ class SlotSetEncoder(StreamingSetEncoder):
         if self.slots == "random":
             self.slot_noise = self._seeded_bits().to(self.slot_noise.device)
 
+    def resize(self, num_slots: int) -> None:
+        """Draw another number of random slots from now on, in evaluation too the same everywhere."""
+        refuse_sizes(num_slots=num_slots)
+        self.num_slots = num_slots
+        self.slot_noise = self._seeded_bits().to(self.slot_noise.device)
+
     def _seeded_bits(self) -> Tensor:
         """The noise of evaluation as the bits of its floats: a cast of the model must not touch it."""
         noise = _evaluation_noise(int(self.slot_seed), self.num_slots, self.dim_slot)

@@ -150,3 +150,12 @@ def test_compiled_and_exported_forwards_agree(encoder):
     assert_close(compiled(elements, mask), expected, **TIGHT)
     exported = torch.export.export(encoder, (elements, mask)).module()
     assert_close(exported(elements, mask), expected, **TIGHT)
+
+
+def test_elements_whose_logits_overflow_do_not_pass_for_an_empty_set():
+    encoder = setfold.AttentionPool(3, 1, 1)
+    with torch.no_grad():
+        encoder.to_key.weight.fill_(-1)
+        encoder.queries.fill_(1e4)
+    with pytest.raises(setfold.NonFiniteError, match="logits"):
+        encoder(torch.full((1, 5, 3), 1e38))

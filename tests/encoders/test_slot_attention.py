@@ -151,3 +151,16 @@ def test_compiled_and_exported_forwards_agree():
 def test_bad_settings_say_what_is_allowed(changes, message):
     with pytest.raises(setfold.InputError, match=message):
         make(**changes)
+
+
+def test_another_number_of_slots_is_saved(tmp_path):
+    encoder, elements = setfold.SlotAttention(3, 4, 6).eval(), draw(2, 10, 3).float()
+    encoder.num_slots = 7
+    found = encoder(elements)
+    assert found.shape == (2, 7, 6)
+    setfold.save(encoder, tmp_path / "encoder.safetensors")
+    loaded = setfold.load(tmp_path / "encoder.safetensors")
+    assert loaded.num_slots == 7
+    assert_close(loaded(elements), found)
+    with pytest.raises(setfold.InputError, match="num_slots"):
+        encoder.num_slots = 0
