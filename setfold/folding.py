@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
 
 from setfold.encoder import SetEncoder, StreamingSetEncoder
 from setfold.errors import InputError
 from setfold.passes import MultiPassSetEncoder
 from setfold.replaying import Begin, replayable_fold
+from setfold.source import Chunks, Source
 from setfold.state import SetState
-
-Chunks = Iterable[Tensor] | Callable[[], Iterable[Tensor]]
 
 
 def fold(encoder: SetEncoder, chunks: Chunks) -> Tensor:
@@ -41,14 +38,13 @@ def fold(encoder: SetEncoder, chunks: Chunks) -> Tensor:
     >>> fold(encoder, chunks).shape
     torch.Size([1, 4, 8])
     """
-    source = _Source(chunks)
-    if isinstance(encoder, StreamingSetEncoder):
-        return encoder.readout(
-            _fold_once(lambda sets: (encoder, encoder.initial_state(sets)), source)[1]
-        )
-    if not isinstance(encoder, MultiPassSetEncoder):
+    if not isinstance(encoder, StreamingSetEncoder | MultiPassSetEncoder):
         raise InputError(_why_not(encoder))
-    _refuse_second_thoughts(encoder)
+    source = Source(chunks, draws=any(module.training for module in encoder.modules()))
+    if isinstance(encoder, StreamingSetEncoder):
+        _, state = _fold_once(lambda sets: (encoder, encoder.initial_state(sets)), source)
+        return encoder.readout(state)
+    _refuse_batch_norm(encoder)
     if not source.repeatable:
         raise InputError(
             f"{type(encoder).__name__} reads its chunks {encoder.passes} times, and an iterator can be "
@@ -56,43 +52,22 @@ def fold(encoder: SetEncoder, chunks: Chunks) -> Tensor:
             "a stream that cannot be read again, use an encoder with passes == 1."
         )
     found: tuple[Tensor, ...] = ()
-    counts: list[Tensor] = []
     for _ in range(encoder.passes):
         stage, state = _fold_once(partial(encoder.begin, found), source)
         found = (*found, stage.readout(state))
-        counts.append(state.count)
-        if not torch.equal(counts[0], counts[-1]):
-            raise InputError(
-                "the chunks must be the same whenever they are read: the first pass saw "
-                f"{counts[0].tolist()} elements, a later one {counts[-1].tolist()}."
-            )
-    return encoder.conclude(found, counts[0])
+    return encoder.conclude(found, state.count)
 
 
-class _Source:
-    """Chunks, and whether they can be read again."""
-
-    def __init__(self, chunks: Chunks) -> None:
-        self._chunks = chunks
-        self.repeatable = not isinstance(chunks, Iterator)
-
-    def __iter__(self) -> Iterator[Tensor]:
-        chunks = self._chunks() if callable(self._chunks) else self._chunks
-        for chunk in chunks:
-            if not isinstance(chunk, Tensor) or chunk.dim() == 0:
-                raise InputError(f"chunks must be tensors (B, n, d); got {type(chunk).__name__}.")
-            yield chunk
-
-
-def _fold_once(begin: Begin, source: _Source) -> tuple[StreamingSetEncoder, SetState]:
+def _fold_once(begin: Begin, source: Source) -> tuple[StreamingSetEncoder, SetState]:
     """One pass over the chunks."""
     if torch.is_grad_enabled() and source.repeatable:
         begun = replayable_fold(begin, source)
     else:
         begun = None
-        for chunk in source:
+        for number, chunk in source.read():
             encoder, state = begun or begin(chunk.shape[0])
-            begun = encoder, encoder.update(state, chunk)
+            with source.same_draws(number, chunk.device):
+                begun = encoder, encoder.update(state, chunk)
     if begun is None:
         raise InputError(
             "fold needs at least one chunk; got none. An empty set is encoder.initial_state(1)."
@@ -100,15 +75,15 @@ def _fold_once(begin: Begin, source: _Source) -> tuple[StreamingSetEncoder, SetS
     return begun
 
 
-def _refuse_second_thoughts(encoder: MultiPassSetEncoder) -> None:
-    """Raise if an element would be something else whenever it is read; a head may do as it likes."""
+def _refuse_batch_norm(encoder: MultiPassSetEncoder) -> None:
+    """Raise if what an element is depends on the chunk that it comes in; a head may do as it likes."""
     head = set() if encoder.head is None else set(encoder.head.modules())
     for module in set(encoder.modules()) - head:
-        if module.training and isinstance(module, _BatchNorm | _DropoutNd):
+        if module.training and isinstance(module, _BatchNorm):
             raise InputError(
-                f"{type(encoder).__name__} reads its chunks {encoder.passes} times, and {type(module).__name__} "
-                "in training mode would make something else of an element every time. Call "
-                "model.eval(), or keep such layers in the head."
+                f"{type(encoder).__name__} is folded chunk by chunk, and {type(module).__name__} in training "
+                "mode makes something else of an element in every chunk. Call model.eval(), or keep "
+                "such layers in the head."
             )
 
 

@@ -6,40 +6,38 @@ the gradient of the state, handed to each chunk's own statistics, is the gradien
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import chain
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from setfold.encoder import StreamingSetEncoder
-from setfold.errors import InputError
+from setfold.errors import InputError, StateMismatchError
 from setfold.kernels.precision import accumulator_dtype
+from setfold.source import Source
 from setfold.state import SetState
 from setfold.statistic import STATISTICS, Statistics, pull
 
 Begin = Callable[[int], tuple[StreamingSetEncoder, SetState]]  # of a number of sets
-SEEDS = 2**62
 
 
-def replayable_fold(
-    begin: Begin, chunks: Iterable[Tensor]
-) -> tuple[StreamingSetEncoder, SetState] | None:
+def replayable_fold(begin: Begin, source: Source) -> tuple[StreamingSetEncoder, SetState] | None:
     """Fold chunks without a graph, into a state whose gradients read them once more.
 
     Args:
         begin: makes the encoder and its empty state, for a number of sets.
-        chunks: tensors (B, n_i, d); can be iterated over again.
+        source: chunks (B, n_i, d) that can be read again.
 
     Returns:
         The encoder and the state; None if there are no chunks.
     """
     replay: _Replay | None = None
-    for number, chunk in enumerate(chunks):
-        replay = replay or _Replay(*begin(chunk.shape[0]), chunks)
+    for number, chunk in source.read():
+        replay = replay or _Replay(*begin(chunk.shape[0]), source)
         replay.absorb(number, chunk)
     if replay is None:
         return None
@@ -49,30 +47,30 @@ def replayable_fold(
 class _Replay:
     """One fold, and what it takes to run it again."""
 
-    def __init__(
-        self, encoder: StreamingSetEncoder, empty: SetState, chunks: Iterable[Tensor]
-    ) -> None:
+    def __init__(self, encoder: StreamingSetEncoder, empty: SetState, source: Source) -> None:
         self.encoder = encoder
-        self.chunks = chunks
+        self.source = source
         self.empty = empty
         self.blank = _with_leaves(encoder, empty)
         self.state = self.blank
-        self.seen: list[Tensor] = []  # chunks that want gradients themselves
-        parameters = chain(*(module.parameters() for module in encoder.shaping_modules()))
-        # Each once: weights that two modules share would count twice.
-        self.parameters = [p for p in dict.fromkeys(parameters) if p.requires_grad]
-        self.seed = int(torch.randint(SEEDS, ())) if _is_random(encoder) else None
+        self.wanting: dict[int, Tensor] = {}  # by number, chunks that want gradients themselves
+        self.parameters = _trained(encoder)
+        self.modes = [(module, module.training) for module in encoder.modules()]
         self.autocast = _autocast_now(empty.device)
         # What is picked must be recognised in the replay to the last bit, so it is found alike.
-        self.graph = any(STATISTICS[name].picks for name in empty.statistics)
+        self.with_graph = any(STATISTICS[name].picks for name in empty.statistics)
 
     def absorb(self, number: int, chunk: Tensor) -> None:
         """Add a chunk to the state, without a graph that stays."""
         if chunk.requires_grad:
-            self.seen.append(chunk)
-        with torch.set_grad_enabled(self.graph), self._randomness(number):
-            after = self.encoder.update(self.state, _leaf(chunk))
-        if self.graph:
+            self.wanting[number] = chunk
+        leaf = chunk.detach().requires_grad_(chunk.requires_grad)
+        with (
+            torch.set_grad_enabled(self.with_graph),
+            self.source.same_draws(number, chunk.device),
+        ):
+            after = self.encoder.update(self.state, leaf)
+        if self.with_graph:
             after = after.with_statistics(_detached(after.statistics), after.count)
         self.state = after
 
@@ -80,57 +78,60 @@ class _Replay:
         """The state at the end, as a differentiable function of all that shaped it."""
         statistics = self.state.statistics
         flat = [part for parts in statistics.values() for part in parts]
-        inputs = [*self.empty.frame, *self.empty.context, *self.parameters, *self.seen]
+        begun = [*self.empty.frame, *self.empty.context]
+        inputs = [*begun, *self.parameters, *self.wanting.values()]
         tracked = iter(_Tracked.apply(self, len(flat), *flat, *inputs))
         named = {name: tuple(next(tracked) for _ in parts) for name, parts in statistics.items()}
         return self.empty.with_statistics(named, self.state.count)
 
-    def gradients(self, grads: Statistics) -> Iterator[Tensor]:
-        """The gradients of frame, context, parameters and chunks, from those of the state."""
-        shared = [*self.blank.frame, *self.blank.context, *self.parameters]
-        totals = [torch.zeros_like(t, dtype=accumulator_dtype(t.device)) for t in shared]
-        of_chunks: list[Tensor] = []
-        count = self.blank.count
-        for number, chunk in enumerate(self.chunks):
-            leaf = _leaf(chunk)
-            with torch.enable_grad(), self.autocast(), self._randomness(number):
-                after = self.encoder.update(self.blank, leaf)
-            count = count + after.count
-            own, grads = pull(grads, self.state.statistics, _detached(after.statistics))
-            *found, of_chunk = _gradients_of(after.statistics, own, [*shared, leaf])
-            for total, grad in zip(totals, found, strict=True):
-                if grad is not None:
-                    total += grad
-            if leaf.requires_grad:
-                of_chunks.append(torch.zeros_like(leaf) if of_chunk is None else of_chunk)
-        self._refuse_other_chunks(count, grads)
-        for total, tensor in zip(totals, shared, strict=True):
-            yield total.to(tensor.dtype)
-        yield from of_chunks
+    def gradients(self, grads: Statistics) -> Iterator[Tensor | None]:
+        """The gradients of frame, context, parameters and chunks, from those of the state.
 
-    def _refuse_other_chunks(self, count: Tensor, left: Statistics) -> None:
-        """Raise if the replay saw something else than the fold did."""
-        missing = any(
-            bool(part.any())
-            for name, parts in left.items()
-            if STATISTICS[name].picks
-            for part in parts
-        )
-        if missing or not torch.equal(count, self.state.count):
-            raise InputError(
-                "the chunks must be the same whenever they are read: in the backward pass they differ "
-                "from those of the forward pass."
-            )
+        Autograd calls this without a graph, so that chunks which are computed as they are read
+        cost no more than they did.
+        """
+        shared = [*self.blank.frame, *self.blank.context, *self.parameters]
+        totals: list[Tensor | None] = [None] * len(shared)
+        of_chunks: dict[int, Tensor | None] = {}
+        places = {id(chunk): number for number, chunk in self.wanting.items()}
+        for number, chunk in self.source.read():
+            place = places.pop(id(chunk), number)  # the same tensors may come in another order
+            leaf = chunk.detach().requires_grad_(place in self.wanting)
+            with self._as_it_was(number, chunk.device):
+                after = self.encoder.update(self.blank, leaf)
+            own, grads = pull(grads, self.state.statistics, _detached(after.statistics))
+            *found, of_chunks[place] = _gradients_of(after.statistics, own, [*shared, leaf])
+            totals = [_added(total, grad) for total, grad in zip(totals, found, strict=True)]
+        _refuse_unclaimed(grads)
+        for total, tensor in zip(totals, shared, strict=True):
+            yield None if total is None else total.to(tensor.dtype)
+        yield from (of_chunks.get(number) for number in self.wanting)
 
     @contextmanager
-    def _randomness(self, number: int) -> Iterator[None]:
-        """For layers that draw: the same draws for the same chunk, whenever it is read."""
-        if self.seed is None:
-            yield
-            return
-        with torch.random.fork_rng():
-            torch.manual_seed(self.seed + number)
-            yield
+    def _as_it_was(self, number: int, device: torch.device) -> Iterator[None]:
+        """The circumstances of the forward pass: weights, modes, autocast and random numbers."""
+        now = _trained(self.encoder)
+        if len(now) != len(self.parameters) or any(
+            a is not b for a, b in zip(now, self.parameters, strict=True)
+        ):
+            raise InputError(
+                "the encoder has other parameters in the backward pass than it had in the fold, as under "
+                "torch.func.functional_call: give fold an iterator, which keeps its graph, instead."
+            )
+        modes = [module.training for module, _ in self.modes]
+        try:
+            for module, training in self.modes:
+                module.training = training
+            with torch.enable_grad(), self.autocast(), self.source.same_draws(number, device):
+                yield
+        except StateMismatchError as error:
+            raise StateMismatchError(
+                "the encoder's weights changed between the fold and its backward pass, which needs them "
+                "as they were: call backward before the optimiser's step."
+            ) from error
+        finally:
+            for (module, _), training in zip(self.modes, modes, strict=True):
+                module.training = training
 
 
 class _Tracked(torch.autograd.Function):
@@ -151,26 +152,40 @@ class _Tracked(torch.autograd.Function):
         return None, None, *[None] * ctx.number, *ctx.replay.gradients(named)
 
 
-def _leaf(tensor: Tensor) -> Tensor:
-    """The same values at the beginning of a graph of their own."""
-    return tensor.detach().requires_grad_(tensor.requires_grad)
-
-
 def _with_leaves(encoder: StreamingSetEncoder, empty: SetState) -> SetState:
     """An empty state whose slots and context begin a graph of their own."""
-    frame = tuple(map(_leaf, empty.frame))
+
+    def leaf(tensor: Tensor) -> Tensor:
+        return tensor.detach().requires_grad_(tensor.requires_grad)
+
+    frame = tuple(map(leaf, empty.frame))
     return SetState(
         encoder.identity(len(empty), frame),
         empty.count,
         frame=frame,
-        context=tuple(map(_leaf, empty.context)),
+        context=tuple(map(leaf, empty.context)),
         aggregate=empty.aggregate,
         fingerprint=empty.fingerprint,
     )
 
 
+def _trained(encoder: StreamingSetEncoder) -> list[nn.Parameter]:
+    """The parameters that shape states and want gradients, each once, though two may share it."""
+    parameters = chain(*(module.parameters() for module in encoder.shaping_modules()))
+    return [p for p in dict.fromkeys(parameters) if p.requires_grad]
+
+
 def _detached(statistics: Statistics) -> Statistics:
     return {name: tuple(p.detach() for p in parts) for name, parts in statistics.items()}
+
+
+def _added(total: Tensor | None, grad: Tensor | None) -> Tensor | None:
+    """A running total in float64; None as long as there was nothing to add."""
+    if grad is None:
+        return total
+    if total is None:
+        return grad.to(accumulator_dtype(grad.device), copy=True)
+    return total.add_(grad)
 
 
 def _gradients_of(
@@ -189,9 +204,14 @@ def _gradients_of(
     return tuple(next(found) if tensor.requires_grad else None for tensor in wanted)
 
 
-def _is_random(encoder: StreamingSetEncoder) -> bool:
-    """Whether something in it may draw: modules in evaluation mode do not."""
-    return any(m.training for module in encoder.shaping_modules() for m in module.modules())
+def _refuse_unclaimed(left: Statistics) -> None:
+    """Raise if no chunk of the replay holds a maximum that the fold found."""
+    for name, parts in left.items():
+        if STATISTICS[name].picks and any(bool(part.any()) for part in parts):
+            raise InputError(
+                "the chunks must be the same whenever they are read, and are not: in the backward pass "
+                f"none of them holds the {name} that the fold found."
+            )
 
 
 def _autocast_now(device: torch.device) -> Callable[[], Any]:

@@ -131,3 +131,105 @@ def test_chunks_that_are_no_tensors_are_refused(chunk):
 def test_one_tensor_is_not_a_stream():
     with pytest.raises(setfold.InputError, match=r"unsqueeze\(0\)|chunks"):
         setfold.fold(make(), draw(2, 5, 3))
+
+
+# ---- what may happen between a fold and its backward pass -----------------------------------
+
+
+def test_chunks_may_be_computed_by_a_network_that_is_trained():
+    torch.manual_seed(0)
+    encoder, network, elements = make(), nn.Linear(3, 3).double(), draw(2, 20, 3)
+    wanted = [*network.parameters(), *encoder.parameters()]
+
+    def gradients(encoding):
+        return torch.autograd.grad(encoding.pow(2).sum(), wanted)
+
+    expected = gradients(encoder(network(elements)))
+    source = lambda: (network(chunk) for chunk in elements.split(6, 1))  # noqa: E731
+    assert_close(gradients(setfold.fold(encoder, source)), expected, **TIGHT)
+
+
+def test_chunks_may_come_in_another_order_in_the_backward_pass():
+    encoder, elements = make(), draw(2, 20, 3)
+    chunks = [chunk.clone().requires_grad_() for chunk in elements.split(5, 1)]
+    turns = iter([chunks, chunks[::-1]])
+    setfold.fold(encoder, lambda: next(turns)).pow(2).sum().backward()
+    whole = elements.clone().requires_grad_()
+    encoder(whole).pow(2).sum().backward()
+    assert_close(torch.cat([chunk.grad for chunk in chunks], 1), whole.grad, **TIGHT)
+
+
+@pytest.mark.parametrize("aggregate", ["mean", "max"])
+def test_chunks_that_were_overwritten_are_noticed(aggregate):
+    encoder, chunks = make(aggregate=aggregate), [draw(1, 5, 3, seed=i) for i in range(3)]
+    encoding = setfold.fold(encoder, chunks)
+    chunks[1].normal_()
+    with pytest.raises(setfold.InputError, match="the same whenever"):
+        encoding.sum().backward()
+
+
+def test_a_mode_that_was_switched_meanwhile_does_not_matter():
+    torch.manual_seed(0)
+    model = setfold.Composition(setfold.Pool(3, "sum"), nn.Sequential(nn.Linear(3, 3), Noisy()))
+    chunks = [torch.ones(1, 20, 3)] * 2
+
+    def gradient(switch):
+        torch.manual_seed(1)
+        encoding = setfold.fold(model.train(), chunks)
+        if switch:
+            model.eval()
+        return torch.autograd.grad(encoding.sum(), model.features[0].bias)[0]
+
+    assert torch.equal(gradient(switch=False), gradient(switch=True))
+    assert not model.training
+
+
+def test_a_step_before_the_backward_pass_is_named():
+    encoder = make()
+    optimizer = torch.optim.SGD(encoder.parameters(), lr=0.1)
+    encoder(draw(1, 5, 3)).sum().backward()
+    encoding = setfold.fold(encoder, [draw(1, 5, 3)])
+    optimizer.step()
+    with pytest.raises(setfold.StateMismatchError, match="before the optimiser's step"):
+        encoding.sum().backward()
+
+
+class Folds(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder = make()
+
+    def forward(self, chunks):
+        return setfold.fold(self.encoder, chunks)
+
+
+def test_weights_that_were_swapped_are_not_forgotten():
+    module = Folds()
+    other = {n: p.detach().clone().requires_grad_() for n, p in module.named_parameters()}
+    chunks = [draw(1, 5, 3)]
+    encoding = torch.func.functional_call(module, other, (chunks,))
+    with pytest.raises(setfold.InputError, match="functional_call"):
+        encoding.sum().backward()
+    encoding = torch.func.functional_call(module, other, (iter(chunks),))
+    assert torch.autograd.grad(encoding.pow(2).sum(), other["encoder.to_key.weight"])[0].any()
+
+
+def test_what_was_not_used_gets_no_gradient():
+    encoder = setfold.AttentionPool(3, 2, 4).double()
+    model = setfold.Composition(encoder, features=nn.ModuleList([nn.Linear(3, 3)])[0].double())
+    unused = nn.Linear(2, 2).double()
+    model.features.register_module("unused", unused)
+    setfold.fold(model, [draw(1, 5, 3)]).sum().backward()
+    assert model.features.weight.grad is not None
+    assert unused.weight.grad is None
+
+
+def test_an_empty_second_reading_is_named():
+    stream = iter([draw(1, 5, 3).float()])
+    with pytest.raises(setfold.InputError, match="the same whenever"):
+        setfold.fold(setfold.SetTransformer(3, 4).eval(), lambda: stream)
+
+
+def test_what_can_be_iterated_over_is_not_called():
+    chunks = nn.ParameterList([draw(1, 5, 3), draw(1, 4, 3)])
+    assert setfold.fold(make(), chunks).shape[0] == 1

@@ -153,13 +153,42 @@ def test_an_encoder_that_cannot_be_folded_says_why():
         setfold.fold(setfold.FullSetTransformer(3, 8), [draw(1, 5, 3)])
 
 
-@pytest.mark.parametrize("layer", [nn.Dropout(0.5), nn.BatchNorm1d(3)], ids=["dropout", "norm"])
-def test_layers_that_change_their_mind_are_refused_in_training(layer):
+def test_batch_norm_is_refused_in_training():
+    layer = nn.BatchNorm1d(3)
     encoder = setfold.LayeredSetEncoder([setfold.SetNorm(3)], setfold.Pool(3), features=layer)
     chunks = [torch.randn(1, 5, 3)]
-    with pytest.raises(setfold.InputError, match="in training mode"):
+    with pytest.raises(setfold.InputError, match="BatchNorm1d in training mode"):
         setfold.fold(encoder.train(), chunks)
     assert setfold.fold(encoder.eval(), chunks).shape == (1, 3)
+
+
+class Recorded(nn.Module):
+    """Features that draw, and remember what they made."""
+
+    def __init__(self):
+        super().__init__()
+        self.made = []
+
+    def forward(self, rows):
+        found = nn.functional.dropout(rows, 0.5, self.training)
+        self.made.append(found.detach())
+        return found
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_an_element_is_the_same_in_every_pass_though_layers_draw(grad):
+    features = Recorded()
+    encoder = setfold.LayeredSetEncoder([setfold.SetNorm(3)], setfold.Pool(3), features=features)
+    chunks = [torch.ones(1, 50, 3) for _ in range(2)]
+    with torch.set_grad_enabled(grad):
+        encoding = setfold.fold(encoder.train(), chunks)
+        if grad:
+            encoding.sum().backward()
+    first, second, *again = features.made
+    assert not torch.equal(first, second)
+    assert 0.2 < (first == 0).float().mean() < 0.8
+    for number, made in enumerate(again):
+        assert torch.equal(made.flatten(), (first, second)[number % 2].flatten())
 
 
 def test_dropout_in_the_head_is_nobodys_business():
