@@ -22,6 +22,8 @@ class Absorber(Protocol):
 
     @property
     def has_features(self) -> bool: ...
+    @property
+    def own_slots_at_once(self) -> bool: ...
     def absorb(self, elements: Tensor, mask: Tensor | None, prepared: Any) -> Statistics: ...
     def featurize(
         self, elements: Tensor, mask: Tensor | None, context: tuple[Tensor, ...]
@@ -41,7 +43,7 @@ def combine_with(
     Raises:
         NonFiniteError: the result is not finite. The state is as it was.
     """
-    if chunk.index is None and not state.has_own_slots:
+    if chunk.index is None and (encoder.own_slots_at_once or not state.has_own_slots):
         prepared = encoder.prepared_for(state)
         found = absorb_dense(encoder, chunk.elements, chunk.mask, state.context, prepared)
         statistics = combine(state.statistics, found)

@@ -56,6 +56,7 @@ class Composition(StreamingSetEncoder):
         self.slot_axis = encoder.slot_axis if head is None else None
         self.slots_cancel = encoder.slots_cancel and head is None
         self.defers = encoder.defers
+        self.own_slots_at_once = encoder.own_slots_at_once
         self.sums_show_all = encoder.sums_show_all and features is None  # features may hide it
         if encoder.slots_cancel and _begins_with_pool(head):
             warnings.warn(
@@ -142,7 +143,7 @@ def apply_features(
         mask: (B, n), True where present, or None.
         context: what the elements look at besides themselves, each (B, ...).
     """
-    if mask is None:
+    if mask is None or mask.shape[1] == 0:
         if context:
             return features(elements, *context)
         return features(elements.flatten(0, 1)).unflatten(0, elements.shape[:2])

@@ -72,6 +72,7 @@ class StreamingSetEncoder(SetEncoder):
         slot_axis: the axis of the encoding along which slots lie, None if they are mixed.
         slots_cancel: whether attention vanishes when the slots are added up.
         sums_show_all: whether NaN or infinity in any element shows in the statistic "sum".
+        own_slots_at_once: whether `prepare` and `absorb` take a frame (B, K, h) of each set's own.
         defers: whether small chunks may wait: `absorb` must then depend on what `prepare` gives, of
             which the state keeps a copy, and on no weight that could change meanwhile.
     """
@@ -83,6 +84,7 @@ class StreamingSetEncoder(SetEncoder):
     slots_cancel: bool = False
     sums_show_all: bool = False
     defers: bool = False
+    own_slots_at_once: bool = False
 
     # ---- the three primitives, and what comes with slots -------------------------------------
 

@@ -23,6 +23,7 @@ from setfold.composition import Composition, apply_features
 from setfold.encoder import StreamingSetEncoder
 from setfold.errors import InputError
 from setfold.fingerprint import first_tensor
+from setfold.kernels.precision import autocasts
 from setfold.state import SetState
 from setfold.statistic import spread
 from setfold.whole import WholeSetEncoder
@@ -90,7 +91,7 @@ class Layer(nn.Module):
 def pooled(pool: StreamingSetEncoder, elements: Tensor, mask: Tensor | None) -> Tensor:
     """What a pool makes of features, which come out of autocast in another dtype than they went in."""
     like = first_tensor(pool.shaping_modules())
-    if like is not None and torch.is_autocast_enabled(elements.device.type):
+    if like is not None and autocasts(elements.device):
         elements = elements.to(like.dtype)
     return pool(elements, mask)
 

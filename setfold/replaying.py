@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from setfold.encoder import StreamingSetEncoder
 from setfold.errors import InputError, StateMismatchError
-from setfold.kernels.precision import accumulator_dtype
+from setfold.kernels.precision import accumulator_dtype, autocasts
 from setfold.source import Source
 from setfold.state import SetState
 from setfold.statistic import STATISTICS, Statistics, pull
@@ -216,7 +216,7 @@ def _refuse_unclaimed(left: Statistics) -> None:
 
 def _autocast_now(device: torch.device) -> Callable[[], Any]:
     """A context in which autocast is as it is now; the backward pass runs in another one."""
-    if not torch.is_autocast_enabled(device.type):
+    if not autocasts(device):
         return nullcontext
     dtype = torch.get_autocast_dtype(device.type)
     return lambda: torch.autocast(device.type, dtype=dtype)

@@ -31,12 +31,14 @@ class Statistic(ABC):
 
     Attributes:
         name: under which a state keeps it.
+        keeps: what that is, in words.
         empty: what each part holds of a set without elements.
         picks: whether a part is one element's value, so that its gradient belongs to that element.
     """
 
     name: ClassVar[str]
     empty: ClassVar[tuple[float, ...]]
+    keeps: ClassVar[str]
     removable: ClassVar[bool] = False
     picks: ClassVar[bool] = False
 
@@ -56,6 +58,8 @@ class Statistic(ABC):
     def pull(self, grads: Parts, joined: Parts, piece: Parts) -> tuple[Parts, Parts]:
         """The gradient of one piece of what was joined, and what is left for the other pieces.
 
+        All of it is left, unless the piece picked something that only one piece can have.
+
         Args:
             grads: of the joined parts.
             joined: the parts of all pieces together.
@@ -65,8 +69,8 @@ class Statistic(ABC):
     def remove(self, left: Parts, right: Parts) -> Parts:
         """The parts of `left` without the elements of `right`."""
         raise NotRemovableError(
-            f"elements cannot be removed from a {self.name}: what would be left is not in the state. "
-            'Use aggregate="sum", "mean" or "weighted_mean", or fold the remaining elements anew.'
+            f"elements cannot be removed from a state that keeps {self.keeps}: what would be left does not "
+            "follow from it exactly. Fold the remaining elements anew, or use sums and means, which forget."
         )
 
 
@@ -81,7 +85,7 @@ class Reduction(Statistic):
 class Sum(Reduction):
     """Running totals."""
 
-    name, empty, removable = "sum", (0.0,), True
+    name, keeps, empty, removable = "sum", "totals", (0.0,), True
 
     def absorb(self, values: Tensor, mask: Tensor | None) -> Parts:
         """Add up what the mask shows.
@@ -106,17 +110,19 @@ class Sum(Reduction):
 class Max(Reduction):
     """Running element-wise maxima."""
 
-    name, empty, picks = "max", (-torch.inf,), True
+    name, keeps, empty, picks = "max", "a maximum", (-torch.inf,), True
 
     def absorb(self, values: Tensor, mask: Tensor | None) -> Parts:
         if values.shape[1] == 0:
             return (values.new_full((values.shape[0], *values.shape[2:]), *self.empty),)
         if mask is not None:
             values = values.masked_fill(~spread(mask, values), *self.empty)
+        if values.requires_grad:  # equal elements do not share a gradient: one of them gets it
+            return (values.max(1).values,)
         return (values.amax(1),)
 
     def join(self, left: Parts, right: Parts) -> Parts:
-        return (torch.maximum(left[0], right[0]),)
+        return (torch.where(left[0] >= right[0], left[0], right[0]),)
 
     def pull(self, grads: Parts, joined: Parts, piece: Parts) -> tuple[Parts, Parts]:
         """A maximum's gradient goes to the first piece that reaches it, once."""
@@ -127,23 +133,25 @@ class Max(Reduction):
 class Min(Max):
     """Running element-wise minima: the maximum of the negated values, negated."""
 
-    name, empty = "min", (torch.inf,)
+    name, keeps, empty = "min", "a minimum", (torch.inf,)
 
     def absorb(self, values: Tensor, mask: Tensor | None) -> Parts:
         return (-Max().absorb(-values, mask)[0],)
 
     def join(self, left: Parts, right: Parts) -> Parts:
-        return (torch.minimum(left[0], right[0]),)
+        return (torch.where(left[0] <= right[0], left[0], right[0]),)
 
 
 class Softmax(Statistic):
     """Sums weighted by the exponential of logits, relative to the largest logit m so far.
 
     The peak m only keeps the numbers in range: numerator and denominator are both relative to it,
-    so it needs no gradient. Nothing overflows, and what underflows is nothing beside the rest.
+    so it needs no gradient. Nothing overflows, and what underflows is nothing beside the rest. How
+    a chunk is absorbed, kernels/softmax.py says.
     """
 
-    name, empty = "softmax", (-torch.inf, 0.0)  # the peak m; the sums relative to it
+    name, keeps = "softmax", "sums relative to a peak"
+    empty = (-torch.inf, 0.0)  # the peak m; the sums relative to it
 
     def join(self, left: Parts, right: Parts) -> Parts:
         """Rescale both to the larger peak, and add.
@@ -159,14 +167,14 @@ class Softmax(Statistic):
         return peak, total
 
     def pull(self, grads: Parts, joined: Parts, piece: Parts) -> tuple[Parts, Parts]:
-        factor = relative_to(joined[0], piece[0]).unsqueeze(-1)
+        factor = relative_to(joined[0], piece[0]).clamp(max=1).unsqueeze(-1)  # but for rounding
         return (grads[0], grads[1] * factor), grads
 
 
 class Moments(Reduction):
     """Count, mean and sum of squared distances from the mean, without cancellation."""
 
-    name, empty = "moments", (0.0, 0.0, 0.0)
+    name, keeps, empty = "moments", "moments", (0.0, 0.0, 0.0)
 
     def absorb(self, values: Tensor, mask: Tensor | None) -> Parts:
         """The moments of each feature.

@@ -27,7 +27,7 @@ class WholeSetEncoder(SetEncoder):
         head: a module on the encoding (B, ...), or None. An empty set is zeros before it.
     """
 
-    obstacle: str
+    obstacle: str = ""
     head: nn.Module | None
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class WholeSetEncoder(SetEncoder):
         """Encode a dense batch, before any head.
 
         Args:
-            elements: (B, n, d), with B and n at least 1; rows that the mask hides are finite.
+            elements: (B, n, d), with B and n at least 1; rows that the mask hides are zero.
             mask: (B, n), True where present, at least once in each set; None if all are.
         """
 
@@ -77,7 +77,7 @@ class WholeSetEncoder(SetEncoder):
             return self._encode_nothing(chunk)
         if chunk.index is not None:
             groups = [
-                (sets, self.encode(chunk.elements[rows], mask))
+                (sets, self.encode(_without_padding(chunk.elements[rows], mask), mask))
                 for sets, rows, mask in group_by_length(chunk.index, chunk.sets)
             ]
             return _put_together(groups, chunk.sets)
@@ -101,6 +101,10 @@ class WholeSetEncoder(SetEncoder):
             twin = copy.deepcopy(self).eval()
             some = twin.encode(chunk.elements.new_zeros(1, 1, *trailing), None)
         return some.new_zeros(chunk.sets, *some.shape[1:])
+
+
+def _without_padding(elements: Tensor, mask: Tensor | None) -> Tensor:
+    return elements if mask is None else elements.masked_fill(~spread(mask, elements), 0)
 
 
 def _put_together(groups: list[tuple[Tensor, Tensor]], sets: int) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from torch import nn
@@ -280,7 +282,7 @@ class Centred(nn.Module):
 def test_features_that_look_at_other_elements_are_named_as_the_reason():
     model = setfold.Composition(encoder(), features=Centred())
     report = setfold.check(model, dim_in=3, processes=False)
-    assert "looks at other elements" in report["any partition"].reason
+    assert "look at other elements" in report["any partition"].reason
 
 
 class Mean(nn.Module):
@@ -343,3 +345,28 @@ def test_a_look_at_other_elements_is_named_as_the_reason():
 def test_random_slots_in_training_mode_are_named_as_the_reason():
     report = setfold.check(setfold.SlotAttention(3, 4, 8).train(), processes=False)
     assert "drawn anew" in report["permutation"].reason
+
+
+class Unfinished(setfold.WholeSetEncoder):
+    dim_in = 3
+
+    def encode(self, elements, mask):
+        if mask is not None:
+            raise NotImplementedError("no masks yet")
+        return elements.amax(1) - elements.mean(1)
+
+
+def test_what_a_whole_encoder_raises_is_told():
+    report = setfold.check(Unfinished())
+    assert "no masks yet" in report["mask"].reason
+    assert report["permutation"].verdict == "holds"
+    assert report["mini-batch consistency"].verdict == "fails"
+
+
+def test_a_report_of_a_model_that_diverges_is_json():
+    class Diverges(nn.Module):
+        def forward(self, elements):
+            return elements.sum(1) / 0
+
+    report = setfold.check(Diverges(), dim_in=3)
+    json.dumps(report.as_dict(), allow_nan=False)

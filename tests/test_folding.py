@@ -233,3 +233,17 @@ def test_an_empty_second_reading_is_named():
 def test_what_can_be_iterated_over_is_not_called():
     chunks = nn.ParameterList([draw(1, 5, 3), draw(1, 4, 3)])
     assert setfold.fold(make(), chunks).shape[0] == 1
+
+
+@pytest.mark.parametrize("aggregate", ["max", "min"])
+def test_equal_elements_have_the_gradient_of_the_whole_set(aggregate):
+    pool = setfold.Pool(1, aggregate)
+    elements = torch.tensor([1.0, 1, 1, 0, 0]).reshape(1, 5, 1).requires_grad_()
+
+    def gradient(encoding):
+        return torch.autograd.grad(encoding.sum(), elements)[0]
+
+    expected = gradient(pool(elements))
+    assert expected.sum() == 1
+    assert torch.equal(gradient(setfold.fold(pool, elements.split(1, 1))), expected)
+    assert torch.equal(gradient(setfold.fold(pool, iter(elements.split(2, 1)))), expected)

@@ -344,3 +344,31 @@ def test_a_layer_makes_nothing_of_nothing(layer):
     width = layer(draw(2, 4, 3)).shape[-1]
     assert layer(draw(2, 0, 3)).shape == (2, 0, width)
     assert layer(draw(0, 4, 3)).shape == (0, 4, width)
+
+
+class Total(setfold.WholeSetEncoder):
+    """Relies on it that what is hidden is zero."""
+
+    dim_in = 1
+
+    def encode(self, elements, mask):
+        return elements.sum(1)
+
+
+def test_padding_of_ragged_batches_is_zero_too():
+    lengths = torch.arange(3, 183, 3)  # more lengths than are kept apart
+    index = torch.arange(len(lengths)).repeat_interleave(lengths)
+    found = Total()(torch.ones(len(index), 1), index=index, batch_size=len(lengths))
+    assert torch.equal(found.squeeze(1), lengths.float())
+
+
+def test_a_layer_of_nothing_under_a_mask_is_nothing():
+    layer = setfold.ISAB(4, 2, 2)
+    assert layer(torch.randn(2, 0, 4), torch.ones(2, 0, dtype=torch.bool)).shape == (2, 0, 4)
+
+
+@pytest.mark.parametrize("name", ["slots", "attention", "gated attention", "pma", "isabs", "sabs"])
+def test_shapes_can_be_asked_of_the_meta_device(name):
+    encoder = ENCODERS[name]().eval()
+    expected = encoder(torch.randn(2, 5, 3)).shape
+    assert encoder.to("meta")(torch.empty(2, 5, 3, device="meta")).shape == expected

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 
 import torch
@@ -64,7 +65,7 @@ def check(
     tolerances = TOLERANCES if tolerances is None else tolerances
     no_fold = streams(model)
     findings = []
-    with torch.random.fork_rng(devices=[]):  # what is drawn is drawn from the seed
+    with _one_thread(), torch.random.fork_rng(devices=[]):  # what is drawn is drawn from the seed
         for law in [*LAWS, CONSISTENCY] if no_fold else LAWS:
             torch.manual_seed(seed)
             obstacle = law.obstacle(model)
@@ -125,13 +126,24 @@ def _put_to_the_test(
                 return Finding(law.name, law.statement, NOT_APPLICABLE, {}, reason=str(obstacle))
             except Exception as raised:  # whatever a model raises breaks the law
                 known = diagnose(subject, case.elements, law.name)
-                reason = known or f"{type(raised).__name__}: {raised}"
+                reason = "; ".join(filter(None, (known, f"{type(raised).__name__}: {raised}")))
                 return Finding(law.name, law.statement, FAILS, errors, case.describe(), reason)
             errors[name] = max(errors.get(name, 0.0), error)
             if not error <= law.slack * tolerance:
                 reason = diagnose(subject, case.elements, law.name) or ""
                 return Finding(law.name, law.statement, FAILS, errors, case.describe(), reason)
     return Finding(law.name, law.statement, HOLDS, errors)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """The cases are small: threads would only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _device_of(model: nn.Module) -> torch.device:

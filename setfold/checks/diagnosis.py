@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
+from setfold.checks.report import CONSISTENCY_LAW
 from setfold.encoders.slot_set import SlotSetEncoder
-from setfold.passes import MultiPassSetEncoder
 from setfold.whole import WholeSetEncoder
 
-FOLDING = ("any partition", "equal gradients")  # what several passes must not break
+LOOKING = "features that look at other elements of the chunk, not at each one alone"
 SELF_ATTENTION = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
 
 
@@ -33,25 +33,40 @@ def diagnose(model: Any, elements: Tensor, law: str) -> str | None:
     if isinstance(model, WholeSetEncoder):
         if any(isinstance(m, SlotSetEncoder) and m.training for m in modules):
             return "random slots are drawn anew at every call in training mode: call model.eval()"
-        if law in FOLDING and isinstance(model, MultiPassSetEncoder):
-            return "features or a layer's look depend on other elements of the chunk"
-        return model.obstacle
+        if law == CONSISTENCY_LAW:
+            return model.obstacle
+        return LOOKING if _a_pass_mixes(model, elements) else None
     if any(isinstance(m, SELF_ATTENTION) for m in modules):
         return "self-attention over elements: each one's features depend on all that are there"
     if _features_mix(model, elements):
-        return "the feature network looks at other elements of the chunk, not at each one alone"
+        return LOOKING
     return None
 
 
-def _features_mix(model: Any, elements: Tensor) -> bool:
+def _a_pass_mixes(model: Any, elements: Tensor) -> bool:
+    """Whether features or looks of an encoder of several passes change when others leave."""
+    found: tuple[Tensor, ...] = ()
+    try:
+        with torch.no_grad():
+            for _ in range(getattr(model, "passes", None) or 0):
+                stage, empty = model.begin(found, elements.shape[0])
+                if _features_mix(stage, elements, empty.context):
+                    return True
+                found = (*found, stage.readout(stage.update(empty, elements)))
+    except Exception:  # what it raises is told elsewhere
+        return False
+    return False
+
+
+def _features_mix(model: Any, elements: Tensor, context: tuple[Tensor, ...] = ()) -> bool:
     """Whether an element's features change when others leave."""
     if not hasattr(model, "featurize") or elements.shape[1] < 2:
         return False
     half = elements.shape[1] // 2
     try:
         with torch.no_grad():
-            together = model.featurize(elements, None, ())[:, :half]
-            alone = model.featurize(elements[:, :half], None, ())
+            together = model.featurize(elements, None, context)[:, :half]
+            alone = model.featurize(elements[:, :half], None, context)
         return not torch.allclose(together, alone, rtol=1e-4, atol=1e-6)
     except Exception:  # features that cannot be called like this tell nothing
         return False

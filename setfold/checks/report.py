@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -79,6 +80,9 @@ class Report:
     def as_dict(self) -> dict[str, Any]:
         """The report in plain words and numbers, ready for JSON."""
         findings = [asdict(finding) for finding in self.findings]
+        for finding in findings:  # JSON has no infinity
+            errors = finding["errors"].items()
+            finding["errors"] = {d: e if math.isfinite(e) else None for d, e in errors}
         return {
             "model": self.model,
             "verdict": self.verdict,

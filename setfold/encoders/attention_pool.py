@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from setfold.aggregate import ATTENTION, Count, read
 from setfold.arguments import refuse_sizes, refuse_uneven
 from setfold.encoder import StreamingSetEncoder
-from setfold.errors import NonFiniteError
+from setfold.errors import InputError, NonFiniteError
 from setfold.kernels.precision import without_autocast
 from setfold.kernels.scores import GatedScores, Scores, folded_heads, projected_heads
 from setfold.kernels.softmax import exponentials, softmax_sums
@@ -73,6 +73,10 @@ class SoftmaxPool(StreamingSetEncoder):
         return encoding.to(self._like.dtype)
 
     def weigh(self, elements: Tensor, state: SetState) -> Tensor:
+        if not bool((state.count > 0).all()):
+            raise InputError(
+                "weights over elements need a state that has seen all of them; got an empty one."
+            )
         peak, sums = state.statistics["softmax"]
         logits = self.prepared_for(state).logits(elements)
         mass = sums[..., -1].clamp_min(1).unsqueeze(1)  # the peak itself adds 1

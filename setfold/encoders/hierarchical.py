@@ -64,6 +64,7 @@ class HierarchicalSlotSetEncoder(StreamingSetEncoder):
         self.slot_dims = tuple(level.dim_slot for level in levels)
         self.slots_cancel = levels[-1].slots_cancel
         self.sums_show_all = levels[0].sums_show_all
+        self.own_slots_at_once = levels[0].own_slots_at_once
         if self._collapses():
             warnings.warn(
                 "this hierarchy collapses: with nothing between them, levels that sum or average and end "

@@ -16,6 +16,7 @@ from setfold.arguments import refuse_sizes, refuse_uneven
 from setfold.composition import Composition
 from setfold.encoder import StreamingSetEncoder
 from setfold.encoders.attention_pool import SoftmaxPool
+from setfold.errors import InputError
 from setfold.kernels.scores import Scores, folded_heads, projected_heads
 from setfold.passes import Layer, LayeredSetEncoder, pooled
 from setfold.whole import WholeSetEncoder
@@ -297,6 +298,8 @@ def _decoder(
     dim: int, num_seeds: int, num_heads: int, num_layers: int, layer_norm: bool
 ) -> StreamingSetEncoder:
     """PMA, and SABs among the vectors that it reads."""
+    if num_layers < 0:
+        raise InputError(f"num_decoder_layers must be 0 or more; got {num_layers}.")
     pool = PMA(dim, num_seeds, num_heads, layer_norm)
     if num_layers == 0:
         return pool

@@ -107,6 +107,7 @@ class SlotSetEncoder(StreamingSetEncoder):
         self.reads_mass = any(a.needs_mass for a in self.aggregates)
         self.statistic_names = statistics_of(self.aggregates)
         self.sums_show_all = "sum" in self.statistic_names  # every element enters with a weight
+        self.own_slots_at_once = self.statistic_names == ("sum",) and similarity == "dot"
         # Whether it is cheaper to sum elements and project the sums than to sum projected values.
         self.folded = dim_in * num_slots <= dim_out * (dim_in + num_slots)
         self._make_parameters()
@@ -276,8 +277,7 @@ class SlotSetEncoder(StreamingSetEncoder):
             slots: (1, K, h), or (B, K, h) for slots of each set's own.
             mask: (B, n), True where present.
         """
-        at_once = self.statistic_names == ("sum",) and self.similarity == "dot"
-        if slots.shape[0] > 1 and not at_once:
+        if slots.shape[0] > 1 and not self.own_slots_at_once:
             masks = [None] * len(elements) if mask is None else mask.split(1)
             sets = zip(elements.split(1), slots.split(1), masks, strict=True)
             return torch.cat([self.encode(*one) for one in sets])

@@ -18,6 +18,9 @@ def accumulator_dtype(device: torch.device) -> torch.dtype:
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     """A context in which nothing is cast: what is summed up must not be rounded on the way."""
-    if torch.is_autocast_enabled(device.type):
-        return torch.autocast(device.type, enabled=False)
-    return nullcontext()
+    return torch.autocast(device.type, enabled=False) if autocasts(device) else nullcontext()
+
+
+def autocasts(device: torch.device) -> bool:
+    """Whether autocast is on; there is none on the meta device, and no way to ask."""
+    return device.type != "meta" and torch.is_autocast_enabled(device.type)

@@ -1,6 +1,7 @@
 """From elements to logits, and from logits to weights over slots.
 
-A scores object is a tuple of tensors with one method, `logits`. Several forms exist because they
+A scores object is a tuple of tensors with a method, `logits`, and the `room` that an element takes on
+the way there, in numbers. Several forms exist because they
 cost differently: `FoldedScores` multiplies the query into the key projection beforehand, so that
 no key is ever computed; `KeyScores` keeps the two apart, which is cheaper when there are many
 slots and wide elements; `CosineScores` must see the key, to normalise it; `GatedScores` are a small
@@ -34,6 +35,10 @@ class FoldedScores(NamedTuple):
         return self.matrix.shape[-1]
 
     @property
+    def room(self) -> int:
+        return self.num_slots
+
+    @property
     def own(self) -> bool:
         """Whether each set has slots of its own."""
         return self.matrix.dim() == 3
@@ -53,6 +58,10 @@ class KeyScores(NamedTuple):
     def num_slots(self) -> int:
         return self.query.shape[0]
 
+    @property
+    def room(self) -> int:
+        return sum(self.query.shape)
+
 
 class CosineScores(NamedTuple):
     """logits = t cos(k, q) + b: keys layer-normalised, queries of unit length times t / sqrt(d_out)."""
@@ -69,6 +78,10 @@ class CosineScores(NamedTuple):
     @property
     def num_slots(self) -> int:
         return self.query.shape[0]
+
+    @property
+    def room(self) -> int:
+        return self.query.shape[0] + 2 * self.query.shape[1]
 
 
 class GatedScores(NamedTuple):
@@ -89,6 +102,10 @@ class GatedScores(NamedTuple):
     @property
     def num_slots(self) -> int:
         return self.out_weight.shape[0]
+
+    @property
+    def room(self) -> int:
+        return self.num_slots + 3 * self.out_weight.shape[1]
 
 
 Scores = FoldedScores | KeyScores | CosineScores | GatedScores

@@ -4,7 +4,7 @@ A softmax over elements, before it is divided: the peak m keeps every exponentia
 of any size do no harm, and because numerator and denominator are relative to the same peak, the
 peak is a constant to the gradient.
 
-- `plain_exponentials`, the formula itself: compiled, exported, and for small inputs.
+- `_weighted`, the formula itself: compiled, exported, for small inputs, and for tiles that autograd replays.
 - `_stream`, tile by tile, rescaling what was summed when a larger logit comes along.
 - `_Streamed`, its gradient: the peak is known by then, so what is left is a sum over tiles.
 """
@@ -57,14 +57,8 @@ def exponentials(logits: Tensor, peak: Tensor) -> Tensor:
     return torch.exp(logits - _finite(peak).unsqueeze(1))
 
 
-def plain_exponentials(
-    elements: Tensor, mask: Tensor | None, peak: Tensor, scores: Scores
-) -> Tensor:
-    """The sums of one tile (b, r, d) for given peaks (b, Q), differentiably."""
-    return _weighted(elements, _shown(scores.logits(elements), mask), peak)
-
-
 def _weighted(elements: Tensor, logits: Tensor, peak: Tensor) -> Tensor:
+    """The sums of elements (b, r, d) for given logits (b, r, Q) and peaks (b, Q), differentiably."""
     values = pad(elements, (0, 1), value=1.0)
     return exponentials(logits, peak).transpose(1, 2) @ values
 
@@ -82,7 +76,7 @@ def _stream(elements: Tensor, mask: Tensor | None, scores: Scores) -> tuple[Tens
     """Peak and sums, tile by tile without a graph."""
     batch, length, width = elements.shape
     precise = accumulator_dtype(elements.device)
-    rows = min(tile_rows(width + scores.num_slots, elements.element_size()), batch * length)
+    rows = min(tile_rows(width + scores.room, elements.element_size()), batch * length)
     shape = (batch, scores.num_slots)
     peak = torch.full(shape, -torch.inf, dtype=precise, device=elements.device)
     sums = torch.zeros(*shape, width + 1, dtype=precise, device=elements.device)
@@ -152,9 +146,10 @@ class _Streamed(torch.autograd.Function):
             return grads[0], None, None, grads[1]
 
         def tile_sums(tile: Tensor, shown: Tensor | None, top: Tensor, *parts: Tensor) -> Tensor:
-            return plain_exponentials(tile, shown, top, ctx.form(*parts))
+            return _weighted(tile, _shown(ctx.form(*parts).logits(tile), shown), top)
 
-        rows = tile_rows(sum(elements.shape[2:]) + peak.shape[1], elements.element_size())
+        room = ctx.form(*tensors).room
+        rows = tile_rows(elements.shape[2] + room, elements.element_size())
         peaks = (_finite(peak).to(elements.dtype),)
         needs = [need_elements, *need_tensors]
         element_grad, tensor_grads = replayed_gradients(
@@ -174,10 +169,10 @@ def _folded_gradients(
     """dL/dx and dL/dA from dL/dsums = G: with w = exp(l - m), dL/dl = w (G [x, 1])."""
     batch, length, width = elements.shape
     num_logits = augmented.shape[1]
-    matrix, offset = augmented[:-1].contiguous(), augmented[-1]
+    scores, matrix = FoldedScores(augmented), augmented[:-1]
     sums_grad = sums_grad.to(elements.dtype)  # (B, Q, d + 1)
     upstream = sums_grad.transpose(1, 2).contiguous()  # (B, d + 1, Q)
-    shift = offset - _finite(peak).to(elements.dtype)  # (B, Q)
+    highest = _finite(peak).to(elements.dtype)  # (B, Q)
     grads = torch.zeros_like(augmented, dtype=accumulator_dtype(elements.device))
     elements_grad = torch.empty_like(elements) if need_elements else None
     rows = min(tile_rows(width + 2 * num_logits, elements.element_size()), batch * length)
@@ -187,15 +182,10 @@ def _folded_gradients(
         flat = tile.reshape(-1, width)  # (r, d)
         shaped = (*tile.shape[:2], num_logits)
         weights, grad = room[:, : len(flat)]  # each (r, Q)
-        torch.baddbmm(
-            shift[sets].unsqueeze(1),
-            tile,
-            matrix.expand(tile.shape[0], -1, -1),
-            out=weights.view(shaped),
-        )
+        _logits(tile, scores, weights).sub_(highest[sets].unsqueeze(1))
         if mask is not None:  # before exp: what is hidden may be far above the peak
             weights.masked_fill_(~mask[sets, part].reshape(-1, 1), -torch.inf)
-        weights.exp_()
+        weights.clamp_(max=0).exp_()  # no logit was above the peak, however it is rounded now
         offsets = upstream[sets, -1:]
         torch.baddbmm(offsets, tile, upstream[sets, :-1], out=grad.view(shaped))
         grad.mul_(weights)

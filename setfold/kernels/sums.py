@@ -61,7 +61,7 @@ def slot_sums(
         if tracked:
             return _FoldedSums.apply(elements, mask, attention, *scores)
         return _folded_forward(elements, mask, attention, *scores)
-    rows = tile_rows(width + scores.num_slots, elements.element_size())
+    rows = tile_rows(width + scores.room, elements.element_size())
     function = partial(_sums_from_tensors, attention, type(scores), len(scores))
     tensors = (*scores, *(projection or ()))
     return summed_over_tiles(function, rows, elements, mask, tensors)

@@ -274,3 +274,15 @@ def test_the_largest_of_many_is_found_wherever_it_is(length):
     spoiled = logits.clone()
     spoiled[0, -1, 1] = torch.nan
     assert softmax._largest(spoiled)[0, 1].isnan()
+
+
+@pytest.mark.parametrize("size", [1e4, 1e6, 1e9])
+def test_gradients_of_enormous_logits_are_finite(size):
+    torch.manual_seed(0)
+    matrix = torch.cat([size * torch.randn(WIDTH, LOGITS), torch.zeros(1, LOGITS)]).requires_grad_()
+    elements = torch.randn(1, 20_000, WIDTH, requires_grad=True)
+    peak, sums = softmax.softmax_sums(elements, None, FoldedScores(matrix))
+    means = sums[..., :-1] / sums[..., -1:]
+    gradients = torch.autograd.grad(means.square().sum(), (elements, matrix))
+    assert all(gradient.isfinite().all() for gradient in gradients)
+    assert float(sums.detach()[..., -1].min()) >= 1
