@@ -126,7 +126,7 @@ def _put_to_the_test(
                 return Finding(law.name, law.statement, NOT_APPLICABLE, {}, reason=str(obstacle))
             except Exception as raised:  # whatever a model raises breaks the law
                 known = diagnose(subject, case.elements, law.name)
-                reason = "; ".join(filter(None, (known, f"{type(raised).__name__}: {raised}")))
+                reason = known or f"{type(raised).__name__}: {raised}"
                 return Finding(law.name, law.statement, FAILS, errors, case.describe(), reason)
             errors[name] = max(errors.get(name, 0.0), error)
             if not error <= law.slack * tolerance:
