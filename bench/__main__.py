@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 import time
 import warnings
@@ -17,7 +18,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bench import folds, memory, plots, precision, report, speed, streams
+from bench.encoders import ENCODERS
 from bench.machine import about, described, recycle_memory
+from bench.peers import PEERS
 from bench.plan import FULL, MIDDLE, NARROW, QUICK, SHAPES, SMALL_LENGTHS, Plan
 from bench.results import Results, pass_name
 
@@ -33,7 +36,7 @@ class Step(NamedTuple):
 
 def steps(plan: Plan) -> list[Step]:
     """Everything that is measured, in order; the order of targets in the tables follows from it."""
-    found = [Step("do all compute the same?", lambda results: speed.check_agreement())]
+    found = [Step("load all libraries", _load), Step("do all compute the same?", _check)]
     for shape, backward in product(SHAPES, (False, True)):
         run = partial(speed.compare_by_default, plan=plan, shape=shape, backward=backward)
         found.append(Step(f"default allocator, {shape}, {pass_name(backward)}", run))
@@ -43,11 +46,7 @@ def steps(plan: Plan) -> list[Step]:
         found.append(Step(f"peers, {shape}, {pass_name(backward)}, n = {length:,}", run))
     found.append(Step("sum and mean", partial(speed.judge_sums, plan=plan)))
     if memory.can_measure():
-        peers, encoders = memory.peer_cases(plan), memory.encoder_cases(plan)
-        run = partial(memory.measure, cases=peers, repeats=plan.memory_repeats)
-        found.append(Step("memory, peers", run))
-        run = partial(memory.measure, cases=encoders, repeats=1)
-        found.append(Step("memory, every encoder (two minutes)", run))
+        found.append(Step("memory (a few minutes)", partial(memory.measure, plan=plan)))
         found.append(Step("memory", partial(memory.judge, plan=plan)))
     for backward, shape in product((False, True), SHAPES):
         run = partial(speed.compare_extrema, plan=plan, shape=shape, backward=backward)
@@ -82,6 +81,17 @@ def encoder_steps(plan: Plan) -> list[Step]:
         run = partial(folds.compare_fold, plan=plan, name=name)
         found.append(Step(f"fold and whole set, {name}", run))
     return found
+
+
+def _load(results: Results) -> None:
+    """Import what peers need, and have garbage collections, of which there are many, pass it over."""
+    for peer in (PEERS | ENCODERS).values():
+        peer.build(NARROW)
+    gc.freeze()
+
+
+def _check(results: Results) -> None:
+    speed.check_agreement()
 
 
 def _recycle(results: Results) -> None:

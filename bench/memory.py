@@ -19,6 +19,7 @@ import os
 import subprocess
 import sys
 import warnings
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -120,8 +121,13 @@ def can_measure() -> bool:
     return RESET.exists()
 
 
-def peer_cases(plan: Plan) -> list[MemoryCase]:
-    """Where memory is measured beside the peers."""
+def measure(results: Results, plan: Plan) -> None:
+    """Have other processes measure all cases, each once."""
+    cases = list(dict.fromkeys(_peer_cases(plan) + _encoder_cases(plan)))
+    results.memory = dict(zip(cases, _measured_elsewhere(cases), strict=True))
+
+
+def _peer_cases(plan: Plan) -> list[MemoryCase]:
     within = [n for n in plan.memory_lengths if n <= plan.peer_memory_limit]
     return [
         MemoryCase(name, way, n)
@@ -130,30 +136,20 @@ def peer_cases(plan: Plan) -> list[MemoryCase]:
     ]
 
 
-def encoder_cases(plan: Plan) -> list[MemoryCase]:
-    """Where every encoder's memory is measured: whole sets, folds, folds that are trained."""
-    found = [
+def _encoder_cases(plan: Plan) -> list[MemoryCase]:
+    """Every encoder: whole sets, folds, folds that are trained."""
+    whole = [
         MemoryCase(peer.name, Way.WHOLE, n)
         for peer in ENCODERS.values()
         for n in plan.encoder_memory_lengths
         if peer.bears(NARROW, n)
     ]
-    for name in passes():
-        trained = plan.fold_lengths if name in JUDGED_FOLDS else plan.fold_lengths[:-1]
-        found += [MemoryCase(name, Way.STREAMED, n) for n in plan.fold_lengths]
-        found += [MemoryCase(name, Way.TRAINED, n) for n in trained]
-    return found
+    folds = product(passes(), (Way.STREAMED, Way.TRAINED), plan.fold_lengths)
+    return whole + [MemoryCase(*fold) for fold in folds]
 
 
-def measure(results: Results, cases: list[MemoryCase], repeats: int) -> None:
-    """Have other processes measure what is not known yet."""
-    new = [case for case in cases if case not in results.memory]
-    rounds = [_measured_elsewhere(new) for _ in range(repeats)]
-    results.memory |= dict(zip(new, zip(*rounds, strict=True), strict=True))
-
-
-def _measured_elsewhere(asked: list[MemoryCase]) -> list[float]:
-    words = [word for case in asked for word in (case.name, case.way.name, str(case.length))]
+def _measured_elsewhere(cases: list[MemoryCase]) -> list[float]:
+    words = [word for case in cases for word in (case.name, case.way.name, str(case.length))]
     command = [sys.executable, "-W", "ignore", "-m", "bench.memory", *words]
     root = Path(__file__).resolve().parent.parent
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -161,7 +157,7 @@ def _measured_elsewhere(asked: list[MemoryCase]) -> list[float]:
         command, cwd=root, env=environment, capture_output=True, text=True, check=False
     )
     if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr.strip()}")
+        raise RuntimeError(f"python -m bench.memory failed:\n{done.stderr.strip()}")
     return [int(line) / MEGABYTE for line in done.stdout.split()]
 
 
@@ -173,8 +169,9 @@ def judge(results: Results, plan: Plan) -> None:
         results.targets.append(_target(2, claim, found[-1], BOUNDS.memory_megabytes))
         results.targets.append(_growth(2, doing, plan.memory_lengths, found))
     for name in JUDGED_FOLDS:
-        found = [results.megabytes(name, Way.TRAINED, n) for n in plan.fold_lengths]
-        results.targets.append(_growth(8, name, plan.fold_lengths, found))
+        lengths = plan.fold_lengths[-2:]
+        found = [results.megabytes(name, Way.TRAINED, n) for n in lengths]
+        results.targets.append(_growth(8, name, lengths, found))
 
 
 def _growth(number: int, doing: str, lengths: tuple[int, ...], found: list[float]) -> Target:

@@ -38,9 +38,7 @@ class Plan:
         memory_lengths: sizes n at which memory is measured, ascending.
         peer_memory_limit: the largest of them that peers are asked for.
         encoder_memory_lengths: sizes n of whole sets on which every encoder's memory is measured.
-        fold_lengths: sizes n at which the memory of folds is measured, ascending from one chunk;
-            at the last one, few are trained.
-        memory_repeats: processes that measure the same beside the peers.
+        fold_lengths: sizes n at which the memory of folds is measured, ascending from one chunk.
         state_length: size of the one large update on which precisions of the state are compared.
         pool_chunks, pool_visits: how many distinct chunks are streamed to see rounding errors
             grow, and how often each of them comes by.
@@ -51,16 +49,15 @@ class Plan:
     lengths: tuple[int, ...] = (1_000, 10_000, 100_000)
     extreme_length: int = 20_000
     rounds: tuple[int, int] = (5, 15)
-    budget: float = 12.0
-    encoder_rounds: tuple[int, int] = (3, 9)
-    encoder_budget: float = 4.0
+    budget: float = 10.0
+    encoder_rounds: tuple[int, int] = (3, 7)
+    encoder_budget: float = 3.0
     warm_up_calls: int = 3
     sample_seconds: float = 0.02
     memory_lengths: tuple[int, ...] = (100_000, 1_000_000, 10_000_000)
     peer_memory_limit: int = 1_000_000
     encoder_memory_lengths: tuple[int, ...] = (1_000, 10_000, 100_000)
     fold_lengths: tuple[int, ...] = (10_000, 100_000, 1_000_000)
-    memory_repeats: int = 3
     state_length: int = 100_000
     pool_chunks: int = 1_000
     pool_visits: int = 100
@@ -75,7 +72,7 @@ class Plan:
 
 FULL = Plan()
 QUICK = Plan(
-    lengths=(300, 6_000),
+    lengths=(100, 6_000),
     extreme_length=500,
     rounds=(1, 1),
     budget=0.0,
@@ -85,9 +82,8 @@ QUICK = Plan(
     sample_seconds=0.0,
     memory_lengths=(10_000,),
     peer_memory_limit=10_000,
-    encoder_memory_lengths=(1_000,),
-    fold_lengths=(10_000, 20_000),
-    memory_repeats=1,
+    encoder_memory_lengths=(100,),
+    fold_lengths=(20_000,),
     state_length=10_000,
     pool_chunks=10,
     pool_visits=10,

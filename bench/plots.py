@@ -15,6 +15,7 @@ mpl.use("Agg")  # no display is needed
 import matplotlib.pyplot as plt
 
 from bench.encoders import FAMILIES, Family
+from bench.folds import passes
 from bench.memory import BESIDE_PEERS, STREAM
 from bench.peers import OURS, PEERS
 from bench.plan import FOLD_CHUNK, NARROW, SHAPES, Shape
@@ -119,14 +120,14 @@ def _draw_encoder_time(results: Results) -> Any:
         _plot_times(grid[row][column], results.encoder_cells, NARROW, backward, styles, styles)
     _label_time(grid)
     _label_families(grid)
-    figure.suptitle(f"Every encoder, one set on one CPU core, {_spelled(NARROW)}", fontsize=13)
+    figure.suptitle(f"Encoding one set on one CPU core, {_spelled(NARROW)}", fontsize=13)
     figure.tight_layout()
     return figure
 
 
 def _draw_encoder_memory(results: Results) -> Any:
     plan = results.plan
-    figure, grid = plt.subplots(2, len(FAMILIES), figsize=(16, 8.6), sharex=True, sharey=True)
+    figure, grid = plt.subplots(2, len(FAMILIES), figsize=(16, 8.8), sharex=True, sharey=True)
     for (whole, folded), family in zip(grid.T, FAMILIES, strict=True):
         for name, style in _family_styles(family).items():
             style["label"] = name
@@ -134,15 +135,19 @@ def _draw_encoder_memory(results: Results) -> Any:
             _plot_memory(whole, results, name, Way.WHOLE, plan.encoder_memory_lengths, style)
             _plot_memory(folded, results, name, Way.TRAINED, plan.fold_lengths, style)
             _plot_memory(folded, results, name, Way.STREAMED, plan.fold_lengths, dotted)
+        if not any(pair.ours.name in passes() for pair in family.pairs):
+            folded.text(0.5, 0.7, "none of these folds", ha="center", transform=folded.transAxes)
         _finish_axes(whole)
         _finish_axes(folded)
         folded.set_xlabel("elements n")
-    grid[0][0].set_ylabel("whole set, forward+backward,\npeak memory above the input (MB)")
-    grid[1][0].set_ylabel(
-        f"folded in chunks of {FOLD_CHUNK:,} (dotted: forward only),\npeak memory (MB)"
-    )
+    for row, seen in zip(grid, ("whole set", "folded"), strict=True):
+        row[0].set_ylabel(f"{seen}, peak memory (MB)")
     _label_families(grid)
-    figure.suptitle(f"Every encoder, memory for one set, {_spelled(NARROW)}", fontsize=13)
+    figure.suptitle(
+        f"Memory above the input for one set, {_spelled(NARROW)}\n"
+        f"above: all of it in one call, forward+backward; "
+        f"below: folded in chunks of {FOLD_CHUNK:,}, forward+backward, and dotted forward only"
+    )
     figure.tight_layout()
     return figure
 

@@ -13,11 +13,12 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.encoders import ENCODER_NOTES, ENCODERS
+from bench.folds import passes
 from bench.machine import described
 from bench.memory import BESIDE_PEERS
 from bench.peers import NOTES, OURS, PEERS
 from bench.plan import FOLD_CHUNK, NARROW, SHAPES, power
-from bench.results import TITLES, Cell, Results, Target, Way
+from bench.results import TITLES, Cell, MemoryCase, Results, Target, Way
 
 Facts = dict[str, object]
 Row = tuple[str, ...]
@@ -33,7 +34,8 @@ METHOD = (
     "are multiples: 2× is twice as fast. Where several values were taken, the worst one counts. The "
     "allocator was told to keep what is freed, so that after warm-up nobody waits for new pages; "
     "where it matters, the value with glibc's default is given too, which depends on what the "
-    "process did before."
+    "process did before. Memory is a process's peak above what it held with its input, warmed up, "
+    "with an allocator that gives large blocks back: what counts is in use, not merely kept."
 )
 
 
@@ -55,8 +57,7 @@ def write(results: Results, facts: Facts, directory: Path) -> list[str]:
         "encoders": [cell.described() for cell in results.encoder_cells],
         "folds": [cost.described() for cost in results.folds],
         "memory": [
-            {**case._asdict(), "samples": samples, "median": results.megabytes(*case)}
-            for case, samples in results.memory.items()
+            {**case._asdict(), "megabytes": megabytes} for case, megabytes in results.memory.items()
         ],
     }
     (directory / "results.json").write_text(json.dumps(found, indent=2) + "\n")
@@ -109,20 +110,20 @@ def _tally(targets: list[Target]) -> str:
 
 def peer_tables(results: Results) -> Iterator[Sheet]:
     """The Slot Set Encoder beside its peers: time, and memory if it was measured."""
-    yield from time_sheets(results.cells, PEERS)
+    yield from time_sheets("Time", results.cells, PEERS)
     if results.memory:
         yield peer_memory_sheet(results)
 
 
 def encoder_tables(results: Results) -> Iterator[Sheet]:
     """Every encoder: time, folds, and memory if it was measured."""
-    yield from time_sheets(results.encoder_cells, ENCODERS)
+    yield from time_sheets("Time of every encoder", results.encoder_cells, ENCODERS)
     yield fold_sheet(results)
     if results.memory:
-        yield encoder_memory_sheet(results)
+        yield from encoder_memory_sheets(results)
 
 
-def time_sheets(cells: list[Cell], names: Iterable[str]) -> Iterator[Sheet]:
+def time_sheets(what: str, cells: list[Cell], names: Iterable[str]) -> Iterator[Sheet]:
     """For each shape, contenders by n; setfold's own time in the last row."""
     for shape in SHAPES:
         mine = sorted(
@@ -132,7 +133,7 @@ def time_sheets(cells: list[Cell], names: Iterable[str]) -> Iterator[Sheet]:
         heading = ("n", *(f"{'f+b' if c.backward else 'f'} {power(c.length)}" for c in mine))
         rows = [(name, *(_ratio(cell, name) for cell in mine)) for name in names]
         times = (f"{cell.timings.seconds(OURS) * 1e3:.3g} ms" for cell in mine)
-        title = f"Time / {OURS}'s time, (d, K, d_out) = {shape}"
+        title = f"{what} / {OURS}'s time, (d, K, d_out) = {shape}"
         yield Sheet(title, heading, [*rows, (f"{OURS} took", *times)], "l" + "r" * len(mine))
 
 
@@ -144,47 +145,52 @@ def _ratio(cell: Cell, name: str) -> str:
 
 def fold_sheet(results: Results) -> Sheet:
     """What it costs in time to read a set in chunks, as often as an encoder must."""
-    heading = ("", "passes", "f, whole", "f, fold / whole", "f+b, whole", "f+b, fold / whole")
     rows: list[Row] = []
     for cost in results.folds:
         row = [cost.name, str(cost.passes)]
         for timings in (cost.forward, cost.training):
             row.append(f"{timings.seconds('whole') * 1e3:.3g} ms")
-            row.append(f"{timings.ratio('fold', 'whole'):.2f}")
+            row.append(f"{timings.ratio('fold', 'whole'):.2f}×")
         rows.append(tuple(row))
-    length = power(max(results.plan.lengths))
-    title = f"Time of a fold in chunks of {power(FOLD_CHUNK)} / of one call, n = {length}, {NARROW}"
-    return Sheet(title, heading, rows, "lrrrrr")
+    length, chunk = power(max(results.plan.lengths)), power(FOLD_CHUNK)
+    title = f"Time of one call, and of a fold in chunks of {chunk} / that, n = {length}, {NARROW}"
+    return Sheet(title, ("", "passes", "f", "f fold", "f+b", "f+b fold"), rows, "lrrrrr")
 
 
 def peer_memory_sheet(results: Results) -> Sheet:
     """Peak memory by n, beside the peers."""
     lengths = results.plan.memory_lengths
-    rows = [
-        (label, *(_megabytes(results.megabytes(name, way, n)) for n in lengths))
+    cases = {
+        label: [MemoryCase(name, way, n) for n in lengths]
         for label, (name, way) in BESIDE_PEERS.items()
-    ]
-    heading = ("n", *(power(n) for n in lengths))
-    return Sheet(
-        f"Peak memory above the input, MB, {NARROW}", heading, rows, "l" + "r" * len(lengths)
-    )
-
-
-def encoder_memory_sheet(results: Results) -> Sheet:
-    """Peak memory by n for every encoder: whole sets, folds, folds that are trained."""
-    lengths = {
-        "f+b": (Way.WHOLE, results.plan.encoder_memory_lengths),
-        "fold f": (Way.STREAMED, results.plan.fold_lengths),
-        "fold f+b": (Way.TRAINED, results.plan.fold_lengths),
     }
-    columns = [(doing, way, n) for doing, (way, several) in lengths.items() for n in several]
+    title = f"Peak memory above the input, MB, {NARROW}"
+    return _memory_sheet(results, title, [power(n) for n in lengths], cases)
+
+
+def encoder_memory_sheets(results: Results) -> Iterator[Sheet]:
+    """Peak memory by n for every encoder: whole sets, and folds of those that fold."""
+    plan = results.plan
+    whole = [("f+b", Way.WHOLE, n) for n in plan.encoder_memory_lengths]
+    folds = {"f": Way.STREAMED, "f+b": Way.TRAINED}
+    folded = [(doing, way, n) for doing, way in folds.items() for n in plan.fold_lengths]
+    for seen, names, columns in (
+        ("of whole sets", ENCODERS, whole),
+        (f"of folds in chunks of {power(FOLD_CHUNK)}", passes(), folded),
+    ):
+        heading = [f"{doing} {power(n)}" for doing, _, n in columns]
+        cases = {name: [MemoryCase(name, way, n) for _, way, n in columns] for name in names}
+        yield _memory_sheet(results, f"Peak memory {seen}, MB, {NARROW}", heading, cases)
+
+
+def _memory_sheet(
+    results: Results, title: str, columns: list[str], cases: dict[str, list[MemoryCase]]
+) -> Sheet:
     rows = [
-        (name, *(_megabytes(results.megabytes(name, way, n)) for _, way, n in columns))
-        for name in ENCODERS
+        (label, *(_megabytes(results.megabytes(*case)) for case in mine))
+        for label, mine in cases.items()
     ]
-    heading = ("n", *(f"{doing} {power(n)}" for doing, _, n in columns))
-    title = f"Peak memory above the input, MB, every encoder, {NARROW}"
-    return Sheet(title, heading, rows, "l" + "r" * len(columns))
+    return Sheet(title, ("n", *columns), rows, "l" + "r" * len(columns))
 
 
 def _megabytes(found: float) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from statistics import median
 from typing import Any, NamedTuple
 
 from bench.peers import OURS
@@ -156,7 +155,7 @@ class Results:
         defaults: by pass, shape and aggregate, the ratios with the default allocator.
         recycling: whether the allocator kept all memory while everything else was measured.
         folds: what it costs to fold rather than to see the whole set.
-        memory: peak above the input and the warmed-up process, in megabytes, one per process.
+        memory: peak above the input and the warmed-up process, in megabytes.
     """
 
     plan: Plan
@@ -165,12 +164,12 @@ class Results:
     defaults: dict[tuple[str, Shape, bool], float] = field(default_factory=dict)
     recycling: bool = False
     folds: list[FoldCost] = field(default_factory=list)
-    memory: dict[MemoryCase, tuple[float, ...]] = field(default_factory=dict)
+    memory: dict[MemoryCase, float] = field(default_factory=dict)
     targets: list[Target] = field(default_factory=list)
 
     def megabytes(self, name: str, way: Way, length: int) -> float:
-        """The median of what was measured; NaN if nothing was."""
-        return median(self.memory.get(MemoryCase(name, way, length), (math.nan,)))
+        """Peak memory of a case; NaN if it was not measured."""
+        return self.memory.get(MemoryCase(name, way, length), math.nan)
 
 
 def pass_name(backward: bool) -> str:

@@ -58,7 +58,7 @@ def compare_softmax(results: Results, plan: Plan, shape: Shape, backward: bool) 
     """Target 7: a softmax over elements must rescale what it has summed, slots need not."""
     length = max(plan.lengths)
     timings = _time((PEERS[OURS], ENCODERS[SOFTMAX]), plan, shape, length, backward)
-    claim = f"{SOFTMAX} vs {OURS}, {pass_name(backward)}, n = {power(length)}"
+    claim = f"{SOFTMAX}'s time / {OURS}'s, {pass_name(backward)}, n = {power(length)}"
     ratio = timings.ratio(SOFTMAX, OURS)
     results.targets.append(Target(7, claim, ratio, BOUNDS.softmax, at_least=False, shape=shape))
 

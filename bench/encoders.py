@@ -1,0 +1,226 @@
+"""Every encoder of setfold on the same sets, each beside its library peer where there is one.
+
+To add an encoder, write a function that makes it from a `Shape` and add a line to its family in
+`FAMILIES`. Its rows in the tables and its lines in the plots follow from that.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import nn
+
+import setfold
+from bench.modules import (
+    HEADS,
+    INDUCING,
+    LAYERS,
+    SLOT_ATTENTION_ITERATIONS,
+    InducedSetTransformer,
+    features,
+    slot_set,
+)
+from bench.peers import ATTENTION, OURS, PEERS, SEEDS, Peer, quadratic
+from bench.plan import Shape
+
+SLOT_SHARE = 4  # the second level of the hierarchy has so many times fewer slots
+SLOT_ATTENTION_HIDDEN = 128  # or d_out, if that is more: slot-attention's own choice
+SAMPLED_PAIRS = 1_000
+PAIRS_LIMIT = 1e10  # multiplications that a network on all pairs of elements is asked for
+
+
+# ---- slots ---------------------------------------------------------------------------------------
+
+
+def hierarchy(shape: Shape) -> setfold.HierarchicalSlotSetEncoder:
+    above = Shape(shape.dim_out, shape.num_slots // SLOT_SHARE, shape.dim_out)
+    return setfold.HierarchicalSlotSetEncoder([slot_set(shape, "mean"), slot_set(above, "mean")])
+
+
+def slot_attention(shape: Shape) -> setfold.SlotAttention:
+    hidden = max(SLOT_ATTENTION_HIDDEN, shape.dim_out)
+    return setfold.SlotAttention(*shape, SLOT_ATTENTION_ITERATIONS, hidden)
+
+
+# ---- Deep Sets -----------------------------------------------------------------------------------
+
+
+def pool(shape: Shape) -> setfold.Composition:
+    head = nn.Linear(shape.dim_in, shape.dim_out)
+    return setfold.Composition(setfold.Pool(shape.dim_in, "mean"), head=head)
+
+
+def equivariant_deep_sets(shape: Shape) -> setfold.EquivariantDeepSets:
+    return setfold.EquivariantDeepSets(shape.dim_in, [shape.dim_out] * LAYERS)
+
+
+def set_norm(shape: Shape) -> setfold.LayeredSetEncoder:
+    layers = [setfold.SetNorm(shape.dim_out)]
+    return setfold.LayeredSetEncoder(layers, setfold.Pool(shape.dim_out, "max"), features(shape))
+
+
+# ---- softmax over elements -----------------------------------------------------------------------
+
+
+def attention_pool(shape: Shape) -> setfold.AttentionPool:
+    return setfold.AttentionPool(*shape)
+
+
+def headed_attention_pool(shape: Shape) -> setfold.Composition:
+    head = nn.Linear(shape.dim_out, shape.dim_out)  # as nn.MultiheadAttention has one
+    return setfold.Composition(setfold.AttentionPool(*shape, num_heads=HEADS), head=head)
+
+
+def gated_attention_pool(shape: Shape) -> setfold.GatedAttentionPool:
+    return setfold.GatedAttentionPool(shape.dim_in, shape.dim_out, shape.num_slots)
+
+
+# ---- the Set Transformer -------------------------------------------------------------------------
+
+
+def seed_pool(shape: Shape) -> setfold.Composition:
+    seeds = setfold.PMA(shape.dim_out, shape.num_slots, HEADS, layer_norm=False)
+    if shape.dim_in == shape.dim_out:
+        return seeds
+    return setfold.Composition(seeds, features=nn.Linear(shape.dim_in, shape.dim_out))
+
+
+def set_transformer(shape: Shape) -> setfold.SetTransformer:
+    return setfold.SetTransformer(
+        shape.dim_in,
+        shape.dim_out,
+        HEADS,
+        num_inducing=INDUCING,
+        num_layers=LAYERS,
+        num_seeds=shape.num_slots,
+        layer_norm=False,
+    )
+
+
+def full_set_transformer(shape: Shape) -> setfold.FullSetTransformer:
+    return setfold.FullSetTransformer(
+        shape.dim_in,
+        shape.dim_out,
+        HEADS,
+        num_layers=1,
+        num_seeds=shape.num_slots,
+        num_decoder_layers=1,
+        layer_norm=False,
+    )
+
+
+# ---- order and tuples ----------------------------------------------------------------------------
+
+
+def sort_pool(shape: Shape) -> setfold.FSPool:
+    return setfold.FSPool(shape.dim_in)
+
+
+def all_pairs(shape: Shape) -> setfold.JanossyPool:
+    return _janossy(shape, None)
+
+
+def sampled_pairs(shape: Shape) -> setfold.JanossyPool:
+    return _janossy(shape, SAMPLED_PAIRS)
+
+
+def _janossy(shape: Shape, num_samples: int | None) -> setfold.JanossyPool:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(2 * shape.dim_in, shape.dim_out), nn.ReLU())
+    return setfold.JanossyPool(network, shape.dim_in, num_samples=num_samples)
+
+
+def bears_pairs(shape: Shape, length: int) -> bool:
+    return length * length * shape.dim_in * shape.dim_out <= PAIRS_LIMIT
+
+
+# ---- the registry --------------------------------------------------------------------------------
+
+
+class Pair(NamedTuple):
+    """An encoder of setfold's, and what another library offers in its place."""
+
+    ours: Peer
+    theirs: Peer | None = None
+
+
+class Family(NamedTuple):
+    """Encoders that are drawn together."""
+
+    title: str
+    pairs: tuple[Pair, ...]
+
+    @property
+    def members(self) -> tuple[Peer, ...]:
+        return tuple(peer for pair in self.pairs for peer in pair if peer is not None)
+
+
+SOFTMAX = "setfold AttentionPool"
+EQUIVARIANT = "setfold EquivariantDeepSets"
+INDUCED = "setfold SetTransformer"
+
+FAMILIES = (
+    Family(
+        "slots",
+        (
+            Pair(PEERS[OURS]),
+            Pair(Peer("setfold hierarchy", hierarchy)),
+            Pair(Peer("setfold SlotAttention", slot_attention), PEERS["slot-attention"]),
+        ),
+    ),
+    Family(
+        "Deep Sets",
+        (
+            Pair(Peer("setfold Pool", pool)),
+            Pair(PEERS["setfold DeepSets"], PEERS["PyG DeepSets"]),
+            Pair(Peer(EQUIVARIANT, equivariant_deep_sets)),
+            Pair(Peer("setfold SetNorm", set_norm)),
+        ),
+    ),
+    Family(
+        "softmax over elements",
+        (
+            Pair(Peer(SOFTMAX, attention_pool), PEERS[ATTENTION]),
+            Pair(
+                Peer(f"{SOFTMAX}, {HEADS} heads", headed_attention_pool),
+                PEERS["MultiheadAttention"],
+            ),
+            Pair(Peer("setfold GatedAttentionPool", gated_attention_pool)),
+        ),
+    ),
+    Family(
+        "Set Transformer",
+        (
+            Pair(Peer("setfold PMA", seed_pool), PEERS[SEEDS]),
+            Pair(Peer(INDUCED, set_transformer), Peer("PyG ISAB, PMA", InducedSetTransformer)),
+            Pair(
+                Peer("setfold FullSetTransformer", full_set_transformer, bears=quadratic),
+                PEERS["PyG SetTransformer"],
+            ),
+        ),
+    ),
+    Family(
+        "order and tuples",
+        (
+            Pair(Peer("setfold FSPool", sort_pool)),
+            Pair(Peer("setfold JanossyPool, all pairs", all_pairs, bears=bears_pairs)),
+            Pair(Peer(f"setfold JanossyPool, {SAMPLED_PAIRS:,} pairs", sampled_pairs)),
+        ),
+    ),
+)
+
+ENCODERS: dict[str, Peer] = {peer.name: peer for family in FAMILIES for peer in family.members}
+
+ENCODER_NOTES = (
+    f"{OURS} is SlotSetEncoder. Each encoder is followed by its library peer, if it has one, which "
+    "computes the same; the notes above hold for the peers here too.",
+    f"The hierarchy has a second level of K / {SLOT_SHARE} slots. SlotAttention takes elements of any "
+    "width; slot-attention does not.",
+    "Pool is followed by a Linear(d, d_out); SetNorm by max, after the network of Deep Sets; "
+    f"EquivariantDeepSets has {LAYERS} layers. These read one vector, not K.",
+    "AttentionPool with heads has an output projection, as MultiheadAttention does.",
+    f"SetTransformer has {LAYERS} ISABs of {INDUCING} points, then PMA; FullSetTransformer one SAB, PMA and "
+    f"one SAB; {HEADS} heads, no norms. Both begin with a Linear(d, d_out), PyG SetTransformer only if "
+    "d differs from d_out.",
+    f"JanossyPool with all pairs is left out above n² d d_out = {PAIRS_LIMIT:.0e}. FSPool and JanossyPool "
+    "read one vector, FSPool of width d.",
+)

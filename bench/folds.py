@@ -1,0 +1,62 @@
+"""setfold.fold: a set chunk by chunk, beside the same set in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+import setfold
+from bench.encoders import ENCODERS, FAMILIES
+from bench.plan import FOLD_CHUNK, NARROW, Plan
+from bench.results import FoldCost, Results
+from bench.speed import one_encoding, one_pass
+from bench.timing import Contender, Timings, interleaved
+
+Source = Callable[[], Iterator[Tensor]] | tuple[Tensor, ...]
+
+
+@cache
+def passes() -> dict[str, int]:
+    """By name, how often those encoders that fold read a set."""
+    ours = (pair.ours for family in FAMILIES for pair in family.pairs)
+    found = {peer.name: cast(setfold.SetEncoder, peer.build(NARROW)).passes for peer in ours}
+    return {name: number for name, number in found.items() if number is not None}
+
+
+def stream(length: int) -> Source:
+    """A stream that can be opened again, whose chunks never stand in memory together."""
+
+    def opened() -> Iterator[Tensor]:
+        draw = torch.Generator().manual_seed(0)
+        for first in range(0, length, FOLD_CHUNK):
+            chunk = torch.empty(1, min(FOLD_CHUNK, length - first), NARROW.dim_in)
+            yield chunk.uniform_(-1, 1, generator=draw)
+
+    return opened
+
+
+def one_fold(module: nn.Module, source: Source, backward: bool) -> Contender:
+    """One fold of a set; with backward, also the gradients of all weights."""
+    encoder = cast(setfold.SetEncoder, module)
+    return one_encoding(encoder, partial(setfold.fold, encoder, source), backward)
+
+
+def compare_fold(results: Results, plan: Plan, name: str) -> None:
+    """Time one encoder on a set in chunks and on the whole set; for information."""
+    length = max(plan.lengths)
+    elements = torch.randn(1, length, NARROW.dim_in)
+
+    def timed(backward: bool) -> Timings:
+        module = ENCODERS[name].build(NARROW)
+        runs = {
+            "whole": one_pass(module, elements, backward),
+            "fold": one_fold(module, elements.split(FOLD_CHUNK, 1), backward),
+        }
+        return interleaved(runs, plan.for_encoders)
+
+    cost = FoldCost(name, passes()[name], length, forward=timed(False), training=timed(True))
+    results.folds.append(cost)
