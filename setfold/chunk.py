@@ -66,6 +66,36 @@ class Chunk:
         return cls(elements, mask, None, shape[0])
 
     @classmethod
+    def of_whole_sets(
+        cls,
+        elements: Tensor,
+        mask: Tensor | None,
+        index: Tensor | None,
+        batch_size: int | None,
+        width: int | None,
+        like: Tensor | None,
+    ) -> Chunk:
+        """Check what a forward is given: all elements of some sets.
+
+        Args:
+            elements: (B, n, d) or, with an index, (N, d).
+            mask: (B, n) bool, True where present.
+            index: (N,) integers in [0, batch_size).
+            batch_size: the number of sets of a ragged batch.
+            width: the d that the encoder takes, or None for any trailing shape.
+            like: a weight, whose dtype and device the elements must share.
+        """
+        if index is not None and batch_size is None:
+            raise InputError(
+                "a ragged batch needs batch_size, the number of sets, beside its index."
+            )
+        sets = None if index is None else batch_size
+        chunk = cls.checked(elements, mask, index, sets=sets, width=width)
+        if like is not None:
+            chunk.refuse_foreign(like.device, like.dtype)
+        return chunk
+
+    @classmethod
     def _checked_ragged(
         cls, elements: Tensor, mask: Tensor | None, index: Tensor, sets: int, width: int | None
     ) -> Chunk:

@@ -278,15 +278,8 @@ class StreamingSetEncoder(SetEncoder):
             batch_size: the number of sets of a ragged batch.
             context: (B, ...), the readout of an earlier pass, or of several.
         """
-        if index is not None and batch_size is None:
-            raise InputError(
-                "a ragged batch needs batch_size, the number of sets, beside its index."
-            )
-        sets = None if index is None else batch_size
-        chunk = Chunk.checked(elements, mask, index, sets=sets, width=self.dim_in)
         like = first_tensor(self.shaping_modules())
-        if like is not None:
-            chunk.refuse_foreign(like.device, like.dtype)
+        chunk = Chunk.of_whole_sets(elements, mask, index, batch_size, self.dim_in, like)
         frame = self.draw_frame(None, None)
         seen = checked_context(context, chunk.sets, self.has_features)
         # A state that nobody will see needs no fingerprint, and its joining can be left out.

@@ -73,6 +73,10 @@ class Source:
 
 @contextmanager
 def _seeded(seed: int, device: torch.device) -> Iterator[None]:
-    with torch.random.fork_rng([] if device.type == "cpu" else [device]):
-        torch.manual_seed(seed)
+    cpu = device.type == "cpu"
+    with torch.random.fork_rng([] if cpu else [device], device_type="cuda" if cpu else device.type):
+        if cpu:
+            torch.default_generator.manual_seed(seed)  # torch.manual_seed looks at every device
+        else:
+            torch.manual_seed(seed)
         yield

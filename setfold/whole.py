@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from setfold.chunk import Chunk
 from setfold.encoder import SetEncoder
-from setfold.errors import InputError
 from setfold.fingerprint import first_tensor
 from setfold.kernels.ragged import group_by_length
 from setfold.statistic import spread
@@ -59,15 +58,8 @@ class WholeSetEncoder(SetEncoder):
             index: (N,), the set of each row, in any order; needs batch_size.
             batch_size: the number of sets of a ragged batch.
         """
-        if index is not None and batch_size is None:
-            raise InputError(
-                "a ragged batch needs batch_size, the number of sets, beside its index."
-            )
-        sets = None if index is None else batch_size
-        chunk = Chunk.checked(elements, mask, index, sets=sets, width=self.dim_in)
         like = first_tensor((self,))
-        if like is not None:
-            chunk.refuse_foreign(like.device, like.dtype)
+        chunk = Chunk.of_whole_sets(elements, mask, index, batch_size, self.dim_in, like)
         chunk.refuse_non_finite()
         encoding = self._encode_chunk(chunk)
         return encoding if self.head is None else self.head(encoding)

@@ -68,3 +68,14 @@ def assert_layer_agrees(layer, loops, elements, mask=None, rtol=1e-11, atol=1e-1
     for shown, rows, made in zip(mask, elements, found, strict=True):
         if shown.any():
             np.testing.assert_allclose(made[shown], loops(rows[shown]), rtol=rtol, atol=atol)
+
+
+def assert_compiles_and_exports(encoder):
+    """Compiled and exported it gives what it gives, with a mask that leaves one set empty."""
+    torch._dynamo.reset()
+    elements, mask = draw(3, 12, 3), torch.arange(12) < torch.tensor([[12], [5], [0]])
+    expected = encoder(elements, mask)
+    compiled = torch.compile(encoder, fullgraph=True, backend="aot_eager")
+    assert_close(compiled(elements, mask), expected, **TIGHT)
+    exported = torch.export.export(encoder, (elements, mask)).module()
+    assert_close(exported(elements, mask), expected, **TIGHT)

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 import setfold
 from tests import peers, reference
-from tests.small import TIGHT, assert_loops_agree, draw
+from tests.small import TIGHT, assert_compiles_and_exports, assert_loops_agree, draw
 from tests.strategies import attention_pools, cases, gated_attention_pools
 
 LOOPS = {
@@ -142,14 +142,7 @@ def test_what_was_seen_cannot_be_forgotten():
 
 @pytest.mark.parametrize("encoder", [make(), make_gated()])
 def test_compiled_and_exported_forwards_agree(encoder):
-    torch._dynamo.reset()
-    elements = draw(3, 12, 3)
-    mask = torch.arange(12) < torch.tensor([[12], [5], [0]])
-    expected = encoder(elements, mask)
-    compiled = torch.compile(encoder, fullgraph=True, backend="aot_eager")
-    assert_close(compiled(elements, mask), expected, **TIGHT)
-    exported = torch.export.export(encoder, (elements, mask)).module()
-    assert_close(exported(elements, mask), expected, **TIGHT)
+    assert_compiles_and_exports(encoder)
 
 
 def test_elements_whose_logits_overflow_do_not_pass_for_an_empty_set():

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 import setfold
 from setfold.encoders.fspool import FSPool
 from setfold.kernels.ragged import MAX_EXACT_LENGTHS
-from tests.small import TIGHT, draw
+from tests.small import TIGHT, assert_compiles_and_exports, draw
 from tests.strategies import cases, seeded
 
 
@@ -186,14 +186,7 @@ def test_it_is_saved_and_loaded(tmp_path):
 
 
 def test_compiled_and_exported_forwards_agree():
-    torch._dynamo.reset()
-    encoder, elements = make(), draw(3, 12, 3)
-    mask = torch.arange(12) < torch.tensor([[12], [5], [0]])
-    expected = encoder(elements, mask)
-    compiled = torch.compile(encoder, fullgraph=True, backend="aot_eager")
-    assert_close(compiled(elements, mask), expected, **TIGHT)
-    exported = torch.export.export(encoder, (elements, mask)).module()
-    assert_close(exported(elements, mask), expected, **TIGHT)
+    assert_compiles_and_exports(make())
 
 
 @pytest.mark.parametrize(

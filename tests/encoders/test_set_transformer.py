@@ -14,7 +14,14 @@ from torch.utils._pytree import tree_leaves
 
 import setfold
 from tests import memory, peers, reference
-from tests.small import TIGHT, assert_layer_agrees, assert_loops_agree, draw, moved
+from tests.small import (
+    TIGHT,
+    assert_compiles_and_exports,
+    assert_layer_agrees,
+    assert_loops_agree,
+    draw,
+    moved,
+)
 from tests.strategies import DIM_IN, cases, seed_attentions, seeded, set_transformers
 
 NORMS = pytest.mark.parametrize("layer_norm", [True, False], ids=["norms", "bare"])
@@ -283,15 +290,7 @@ def test_autocast_rounds_and_does_not_refuse(kind, layer_norm):
 
 
 def test_compiled_and_exported_forwards_agree():
-    torch._dynamo.reset()
-    encoder = make(setfold.FullSetTransformer, 3, 4, num_heads=2, num_layers=1)
-    elements = draw(3, 12, 3)
-    mask = torch.arange(12) < torch.tensor([[12], [5], [0]])
-    expected = encoder(elements, mask)
-    compiled = torch.compile(encoder, fullgraph=True, backend="aot_eager")
-    assert_close(compiled(elements, mask), expected, **TIGHT)
-    exported = torch.export.export(encoder, (elements, mask)).module()
-    assert_close(exported(elements, mask), expected, **TIGHT)
+    assert_compiles_and_exports(make(setfold.FullSetTransformer, 3, 4, num_heads=2, num_layers=1))
 
 
 @pytest.mark.parametrize(

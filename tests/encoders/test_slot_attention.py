@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 import setfold
 from tests import peers, reference
-from tests.small import TIGHT, assert_loops_agree, draw
+from tests.small import TIGHT, assert_compiles_and_exports, assert_loops_agree, draw
 from tests.strategies import cases, slot_attentions
 
 
@@ -129,14 +129,7 @@ def test_slots_train_their_mean_and_deviation():
 
 
 def test_compiled_and_exported_forwards_agree():
-    torch._dynamo.reset()
-    encoder, elements = make(num_iterations=2), draw(3, 12, 3)
-    mask = torch.arange(12) < torch.tensor([[12], [5], [0]])
-    expected = encoder(elements, mask)
-    compiled = torch.compile(encoder, fullgraph=True, backend="aot_eager")
-    assert_close(compiled(elements, mask), expected, **TIGHT)
-    exported = torch.export.export(encoder, (elements, mask)).module()
-    assert_close(exported(elements, mask), expected, **TIGHT)
+    assert_compiles_and_exports(make(num_iterations=2))
 
 
 @pytest.mark.parametrize(
