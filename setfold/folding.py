@@ -40,7 +40,8 @@ def fold(encoder: SetEncoder, chunks: Chunks) -> Tensor:
     """
     if not isinstance(encoder, StreamingSetEncoder | MultiPassSetEncoder):
         raise InputError(_why_not(encoder))
-    source = Source(chunks, draws=any(module.training for module in encoder.modules()))
+    again = torch.is_grad_enabled() or encoder.passes != 1
+    source = Source(chunks, again=again, draws=any(m.training for m in encoder.modules()))
     if isinstance(encoder, StreamingSetEncoder):
         _, state = _fold_once(lambda sets: (encoder, encoder.initial_state(sets)), source)
         return encoder.readout(state)

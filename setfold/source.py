@@ -23,20 +23,22 @@ class Source:
         repeatable: whether they can be read again; an iterator cannot.
     """
 
-    def __init__(self, chunks: Chunks, *, draws: bool) -> None:
+    def __init__(self, chunks: Chunks, *, again: bool, draws: bool) -> None:
         """Take chunks, or a function that opens a stream of them.
 
         Args:
             chunks: tensors (B, n_i, d).
+            again: whether they will be read again, if they can be.
             draws: whether something that is done to the chunks may draw random numbers.
         """
         if not (isinstance(chunks, Iterable) or callable(chunks)):
             raise InputError(f"chunks must be tensors (B, n, d); got {type(chunks).__name__}.")
+        self.repeatable = not isinstance(chunks, Iterator)
         self._chunks = chunks
-        self._draws = draws
+        self._again = again and self.repeatable
+        self._draws = draws and self._again
         self._seed: int | None = None
         self._first: tuple[int, float] | None = None  # numbers in the chunks, and their squares
-        self.repeatable = not isinstance(chunks, Iterator)
 
     def read(self) -> Iterator[tuple[int, Tensor]]:
         """The chunks with their numbers, from the first one on.
@@ -49,7 +51,7 @@ class Source:
         for number, chunk in enumerate(opened):
             if not isinstance(chunk, Tensor) or chunk.dim() == 0:
                 raise InputError(f"chunks must be tensors (B, n, d); got {type(chunk).__name__}.")
-            if self.repeatable and chunk.is_floating_point() and not chunk.is_meta:
+            if self._again and chunk.is_floating_point() and not chunk.is_meta:
                 size += chunk.numel()
                 squares += float(torch.linalg.vector_norm(chunk.detach())) ** 2
             yield number, chunk
