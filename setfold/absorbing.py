@@ -110,3 +110,13 @@ def _length_by_length(
         if context:
             some = encoder.featurize(some, mask, tuple(part[sets] for part in context))
         yield sets, encoder.absorb(some, mask, prepared)
+
+
+def copied(prepared: Any) -> Any:
+    """Tuples of tensors as copies that no optimiser step changes."""
+    if isinstance(prepared, Tensor):
+        return prepared.detach().clone()
+    if isinstance(prepared, tuple):
+        items = [copied(item) for item in prepared]
+        return type(prepared)(*items) if hasattr(prepared, "_fields") else tuple(items)
+    return prepared

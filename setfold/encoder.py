@@ -32,7 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from setfold.absorbing import absorb_dense, combine_with
+from setfold.absorbing import absorb_dense, combine_with, copied
 from setfold.aggregate import Aggregate, Count
 from setfold.chunk import Chunk
 from setfold.errors import InputError, StateMismatchError
@@ -371,7 +371,7 @@ class StreamingSetEncoder(SetEncoder):
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
             return self.prepare(state.frame)
         if state.prepared is None:
-            state.prepared = _copied(self.prepare(state.frame))
+            state.prepared = copied(self.prepare(state.frame))
         return state.prepared
 
     def _fingerprint(self) -> Fingerprint:
@@ -399,13 +399,3 @@ class StreamingSetEncoder(SetEncoder):
                 "training mode changes with every chunk: call model.eval().)"
             )
         return state.with_statistics(state.statistics, state.count, mine)
-
-
-def _copied(prepared: Any) -> Any:
-    """Tuples of tensors as copies that no optimiser step changes."""
-    if isinstance(prepared, Tensor):
-        return prepared.detach().clone()
-    if isinstance(prepared, tuple):
-        items = [_copied(item) for item in prepared]
-        return type(prepared)(*items) if hasattr(prepared, "_fields") else tuple(items)
-    return prepared

@@ -79,3 +79,14 @@ def assert_compiles_and_exports(encoder):
     assert_close(compiled(elements, mask), expected, **TIGHT)
     exported = torch.export.export(encoder, (elements, mask)).module()
     assert_close(exported(elements, mask), expected, **TIGHT)
+
+
+def assert_ragged_is_dense(encoder, sets):
+    """A shuffled ragged batch, whose set i has i elements, is what its sets are one by one."""
+    rows, order = draw(sets * (sets - 1) // 2, 3), torch.Generator().manual_seed(0)
+    index = torch.arange(sets).repeat_interleave(torch.arange(sets))
+    shuffled = torch.randperm(len(index), generator=order)
+    found = encoder(rows[shuffled], index=index[shuffled], batch_size=sets)
+    for number in range(sets):
+        alone = encoder(rows[index == number].unsqueeze(0))
+        assert_close(found[number : number + 1], alone, **TIGHT)

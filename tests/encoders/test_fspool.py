@@ -12,7 +12,7 @@ from torch.testing import assert_close
 import setfold
 from setfold.encoders.fspool import FSPool
 from setfold.kernels.ragged import MAX_EXACT_LENGTHS
-from tests.small import TIGHT, assert_compiles_and_exports, draw
+from tests.small import TIGHT, assert_compiles_and_exports, assert_ragged_is_dense, draw
 from tests.strategies import cases, seeded
 
 
@@ -102,14 +102,7 @@ def test_what_is_hidden_comes_after_numbers_that_are_far_below_zero():
 
 @pytest.mark.parametrize("sets", [5, 2 * MAX_EXACT_LENGTHS])  # of exact lengths, and padded
 def test_ragged_is_dense(sets):
-    encoder = make()
-    rows, order = draw(sets * (sets - 1) // 2, 3), torch.Generator().manual_seed(0)
-    index = torch.arange(sets).repeat_interleave(torch.arange(sets))  # set i has i elements
-    shuffled = torch.randperm(len(index), generator=order)
-    found = encoder(rows[shuffled], index=index[shuffled], batch_size=sets)
-    for number in range(sets):
-        alone = encoder(rows[index == number].unsqueeze(0))
-        assert_close(found[number : number + 1], alone, **TIGHT)
+    assert_ragged_is_dense(make(), sets)
 
 
 def test_empty_sets_are_zeros():

@@ -17,7 +17,7 @@ import setfold
 from setfold.encoders import janossy
 from setfold.encoders.janossy import JanossyPool, drawn, enumerated
 from setfold.kernels.ragged import MAX_EXACT_LENGTHS
-from tests.small import TIGHT, draw
+from tests.small import TIGHT, assert_ragged_is_dense, draw
 from tests.strategies import cases, seeded
 
 CPU = torch.device("cpu")
@@ -157,14 +157,7 @@ def test_what_is_hidden_is_absent(encoder, case, content):
 
 @pytest.mark.parametrize("sets", [5, MAX_EXACT_LENGTHS + 10])  # of exact lengths, and padded
 def test_ragged_is_dense(sets):
-    encoder = make()
-    rows, order = draw(sets * (sets - 1) // 2, 3), torch.Generator().manual_seed(0)
-    index = torch.arange(sets).repeat_interleave(torch.arange(sets))  # set i has i elements
-    shuffled = torch.randperm(len(index), generator=order)
-    found = encoder(rows[shuffled], index=index[shuffled], batch_size=sets)
-    for number in range(sets):
-        alone = encoder(rows[index == number].unsqueeze(0))
-        assert_close(found[number : number + 1], alone, **TIGHT)
+    assert_ragged_is_dense(make(), sets)
 
 
 @pytest.mark.parametrize("encoder", [make(), make(num_samples=3), recurrent(3)])
