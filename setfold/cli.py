@@ -79,8 +79,9 @@ def check(
 ) -> None:
     """Put the laws of a fold to the test on a model.
 
-    Exit code 0 if every law that applies holds, 1 if one fails, 2 if the model cannot be had. With
-    --all: 0 if every encoder is what it claims to be.
+    Exit code 0 if every law that applies holds, 1 if one fails, 2 if the model cannot be had.
+
+    With --all the exit code is 0 if every encoder is what it claims to be.
     """
     if (model is None) != everything:
         raise typer.BadParameter("name a model, or give --all for all of setfold's encoders.")

@@ -71,7 +71,7 @@ class StreamingSetEncoder(SetEncoder):
         slot_dims: the slot size h of each level; empty without slots.
         slot_axis: the axis of the encoding along which slots lie, None if they are mixed.
         slots_cancel: whether attention vanishes when the slots are added up.
-        sums_show_all: whether NaN or infinity in any element shows in the statistic "sum".
+        sums_show_all: whether NaN or infinity in any element shows in the statistics.
         own_slots_at_once: whether `prepare` and `absorb` take a frame (B, K, h) of each set's own.
         defers: whether small chunks may wait: `absorb` must then depend on what `prepare` gives, of
             which the state keeps a copy, and on no weight that could change meanwhile.
@@ -242,9 +242,8 @@ class StreamingSetEncoder(SetEncoder):
     def weights(self, state: SetState, elements: Tensor) -> Tensor:
         """How much each element counts in each vector that is read: (B, n, K).
 
-        An element spreads itself over slots, so that its weights sum to 1 over the slots; learned
-        queries spread themselves over elements, so that a query's weights sum to 1 over all elements
-        that the state has seen.
+        An element spreads itself over slots: its weights sum to 1 over the slots. A learned query
+        spreads itself over elements: its weights sum to 1 over all that the state has seen.
 
         Args:
             state: of this encoder; where the weights are over elements, of all of them.

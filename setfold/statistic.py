@@ -21,6 +21,7 @@ from torch import Tensor
 
 from setfold.errors import NonFiniteError, NotRemovableError
 from setfold.kernels.precision import accumulator_dtype
+from setfold.kernels.softmax import finite
 
 Parts = tuple[Tensor, ...]  # the tensors of one statistic, each (B, ...)
 Statistics = dict[str, Parts]  # by the name of the statistic: what a state keeps
@@ -248,7 +249,7 @@ def refuse_non_finite(found: Statistics) -> None:
 
 def relative_to(peak: Tensor, logits: Tensor) -> Tensor:
     """exp(logits - peak), with 0 where there is no logit at all: both are then -inf."""
-    return torch.exp(logits - peak.masked_fill(peak == -torch.inf, 0))
+    return torch.exp(logits - finite(peak))
 
 
 def spread(per_set: Tensor, like: Tensor) -> Tensor:

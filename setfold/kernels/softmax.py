@@ -54,7 +54,7 @@ def softmax_sums(elements: Tensor, mask: Tensor | None, scores: Scores) -> tuple
 
 def exponentials(logits: Tensor, peak: Tensor) -> Tensor:
     """exp(l - m) of logits (B, n, Q) and peaks (B, Q); 0 where a set has no logit at all."""
-    return torch.exp(logits - _finite(peak).unsqueeze(1))
+    return torch.exp(logits - finite(peak).unsqueeze(1))
 
 
 def _weighted(elements: Tensor, logits: Tensor, peak: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ def _shown(logits: Tensor, mask: Tensor | None) -> Tensor:
     return logits if mask is None else logits.masked_fill(~mask.unsqueeze(-1), -torch.inf)
 
 
-def _finite(peak: Tensor) -> Tensor:
+def finite(peak: Tensor) -> Tensor:
     """The peak, or 0 where nothing was seen: -inf less -inf would be NaN."""
     return peak.masked_fill(peak == -torch.inf, 0)
 
@@ -89,8 +89,8 @@ def _stream(elements: Tensor, mask: Tensor | None, scores: Scores) -> tuple[Tens
             logits.masked_fill_(~shown.unsqueeze(-1), -torch.inf)
         before = peak[sets]
         now = torch.maximum(before, _largest(logits))
-        scale = torch.exp(before - _finite(now)).unsqueeze_(-1)  # (b, Q, 1); 0 at the beginning
-        weights = logits.sub_(_finite(now).to(logits.dtype).unsqueeze(1)).exp_()
+        scale = torch.exp(before - finite(now)).unsqueeze_(-1)  # (b, Q, 1); 0 at the beginning
+        weights = logits.sub_(finite(now).to(logits.dtype).unsqueeze(1)).exp_()
         held = sums[sets].mul_(scale)
         if tile.shape[0] == 1:
             held[0, :, :-1] += transposed_product(weights[0], tile[0])
@@ -150,7 +150,7 @@ class _Streamed(torch.autograd.Function):
 
         room = ctx.form(*tensors).room
         rows = tile_rows(elements.shape[2] + room, elements.element_size())
-        peaks = (_finite(peak).to(elements.dtype),)
+        peaks = (finite(peak).to(elements.dtype),)
         needs = [need_elements, *need_tensors]
         element_grad, tensor_grads = replayed_gradients(
             tile_sums, rows, elements, mask, tensors, needs, sums_grad, per_set=peaks
@@ -172,7 +172,7 @@ def _folded_gradients(
     scores, matrix = FoldedScores(augmented), augmented[:-1]
     sums_grad = sums_grad.to(elements.dtype)  # (B, Q, d + 1)
     upstream = sums_grad.transpose(1, 2).contiguous()  # (B, d + 1, Q)
-    highest = _finite(peak).to(elements.dtype)  # (B, Q)
+    highest = finite(peak).to(elements.dtype)  # (B, Q)
     grads = torch.zeros_like(augmented, dtype=accumulator_dtype(elements.device))
     elements_grad = torch.empty_like(elements) if need_elements else None
     rows = min(tile_rows(width + 2 * num_logits, elements.element_size()), batch * length)

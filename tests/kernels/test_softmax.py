@@ -286,3 +286,11 @@ def test_gradients_of_enormous_logits_are_finite(size):
     gradients = torch.autograd.grad(means.square().sum(), (elements, matrix))
     assert all(gradient.isfinite().all() for gradient in gradients)
     assert float(sums.detach()[..., -1].min()) >= 1
+
+
+def test_a_logit_that_is_rounded_to_above_its_peak_does_no_harm():
+    elements, matrix = draw(1, 50, WIDTH).float(), draw(WIDTH + 1, LOGITS).float()
+    peak = FoldedScores(matrix).logits(elements).amax(1) - 200  # enormous logits are rounded so
+    upstream = torch.ones(1, LOGITS, WIDTH + 1)
+    found = softmax._folded_gradients(elements, None, peak, matrix, upstream, True)
+    assert all(gradient.isfinite().all() for gradient in found)
