@@ -1,7 +1,9 @@
 """setfold side by side with its peers: time, memory, precision, and the targets set for them.
 
-    python -m bench            everything, in less than twenty minutes on one core
-    python -m bench --quick    the same code on tiny sizes, in less than one
+    python -m bench            everything, in less than half an hour on one core
+    python -m bench --quick    the same code on tiny sizes, in about a minute
+
+With --only peers, encoders or gradients, one part of it.
 
 READ FIRST: plan.py says what is measured, peers.py and encoders.py on whom, timing.py how. All times
 are CPU times of one thread and only their ratios matter: contenders take turns, so that whatever
@@ -16,6 +18,7 @@ slows the machine slows them all.
     speed.py      targets 1, 3 and 7: whole sets, against every peer and for every encoder
     folds.py      setfold.fold beside one call on the whole set
     memory.py     targets 2 and 8: peak memory, each measurement in a process of its own
+    gradients.py  target 9: training steps, by how gradients are found;  disk.py  one from a file
     precision.py  target 4: what float64 states cost and what they are good for
     streams.py    targets 5 and 6: many short sets, many small updates
     machine.py    the CPU and the versions behind the numbers, and its allocator

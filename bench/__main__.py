@@ -1,4 +1,4 @@
-"""Run the benchmark: python -m bench [--quick] [--out DIR]."""
+"""Run the benchmark: python -m bench [--quick] [--only PART] [--out DIR]."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Callable
 from functools import partial
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,13 +17,14 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench import folds, memory, plots, precision, report, speed, streams
+from bench import disk, folds, gradients, memory, plots, precision, report, speed, streams
 from bench.encoders import ENCODERS
 from bench.machine import about, described, recycle_memory
 from bench.peers import PEERS
 from bench.plan import FULL, MIDDLE, NARROW, QUICK, SHAPES, SMALL_LENGTHS, Plan
 from bench.results import Results, pass_name
 
+PARTS = ("peers", "encoders", "gradients")
 FILE_WIDTH = 145  # columns of what is printed into a pipe or a file
 
 
@@ -34,20 +35,37 @@ class Step(NamedTuple):
     run: Callable[[Results], None]
 
 
-def steps(plan: Plan) -> list[Step]:
-    """Everything that is measured, in order; the order of targets in the tables follows from it."""
-    found = [Step("load all libraries", _load), Step("do all compute the same?", _check)]
+def steps(plan: Plan, directory: Path, only: str | None = None) -> list[Step]:
+    """Everything that is measured, in order, or one part of it.
+
+    Args:
+        plan: sizes and effort.
+        directory: where there is room for a large file.
+        only: one of `PARTS`; None for all of them.
+    """
+    parts = {
+        "peers": peer_steps(plan),
+        "encoders": encoder_steps(plan),
+        "gradients": gradient_steps(plan, directory),
+    }
+    chosen = parts.values() if only is None else [parts[only]]
+    return [Step("load all libraries", _load), *chain(*chosen)]
+
+
+def peer_steps(plan: Plan) -> list[Step]:
+    """The Slot Set Encoder: beside its peers, and what its states are good for."""
+    found = [Step("do all compute the same?", _check)]
     for shape, backward in product(SHAPES, (False, True)):
         run = partial(speed.compare_by_default, plan=plan, shape=shape, backward=backward)
         found.append(Step(f"default allocator, {shape}, {pass_name(backward)}", run))
-    found.append(Step("from here on, memory is recycled", _recycle))
+    found.append(RECYCLE)
     for shape, backward, length in product(SHAPES, (False, True), plan.lengths):
         run = partial(speed.compare_peers, plan=plan, shape=shape, length=length, backward=backward)
         found.append(Step(f"peers, {shape}, {pass_name(backward)}, n = {length:,}", run))
     found.append(Step("sum and mean", partial(speed.judge_sums, plan=plan)))
     if memory.can_measure():
-        found.append(Step("memory (a few minutes)", partial(memory.measure, plan=plan)))
-        found.append(Step("memory", partial(memory.judge, plan=plan)))
+        found.append(Step("memory beside peers", partial(memory.measure_peers, plan=plan)))
+        found.append(Step("memory beside peers", partial(memory.judge_peers, plan=plan)))
     for backward, shape in product((False, True), SHAPES):
         run = partial(speed.compare_extrema, plan=plan, shape=shape, backward=backward)
         found.append(Step(f"max and min, {shape}, {pass_name(backward)}", run))
@@ -63,12 +81,12 @@ def steps(plan: Plan) -> list[Step]:
     for length, shape in product(SMALL_LENGTHS, SHAPES):
         run = partial(streams.compare_small_updates, plan=plan, shape=shape, length=length)
         found.append(Step(f"small updates of {length}, {shape}", run))
-    return found + encoder_steps(plan)
+    return found
 
 
 def encoder_steps(plan: Plan) -> list[Step]:
     """What is measured on every encoder of setfold."""
-    found = []
+    found = [RECYCLE]
     for shape, backward, length in product(SHAPES, (False, True), plan.lengths):
         run = partial(
             speed.compare_encoders, plan=plan, shape=shape, length=length, backward=backward
@@ -80,6 +98,26 @@ def encoder_steps(plan: Plan) -> list[Step]:
     for name in folds.passes():
         run = partial(folds.compare_fold, plan=plan, name=name)
         found.append(Step(f"fold and whole set, {name}", run))
+    if memory.can_measure():
+        found.append(Step("memory of encoders", partial(memory.measure_encoders, plan=plan)))
+        found.append(Step("memory of encoders", partial(memory.judge_folds, plan=plan)))
+    return found
+
+
+def gradient_steps(plan: Plan, directory: Path) -> list[Step]:
+    """Training steps; none where memory cannot be measured, which says what autograd may be asked."""
+    if not memory.can_measure():
+        return []
+    found = [RECYCLE, Step("do all find the same gradients?", _check_gradients)]
+    for length in plan.gradient_lengths:
+        run = partial(gradients.measure_memory, plan=plan, length=length)
+        found.append(Step(f"memory of training steps, n = {length:,}", run))
+    for model, length in product(gradients.MODELS, plan.gradient_lengths):
+        run = partial(gradients.compare_steps, plan=plan, model=model, length=length)
+        found.append(Step(f"training steps, {model.title}, n = {length:,}", run))
+    found.append(Step("training steps", partial(gradients.judge, plan=plan)))
+    run = partial(disk.measure, plan=plan, directory=directory)
+    found.append(Step(f"a training step from disk, n = {plan.disk_length:,}", run))
     return found
 
 
@@ -94,11 +132,18 @@ def _check(results: Results) -> None:
     speed.check_agreement()
 
 
+def _check_gradients(results: Results) -> None:
+    gradients.check_agreement()
+
+
 def _recycle(results: Results) -> None:
     results.recycling = recycle_memory()
 
 
-def measured(plan: Plan, console: Console) -> Results:
+RECYCLE = Step("from here on, memory is recycled", _recycle)
+
+
+def measured(plan: Plan, todo: list[Step], console: Console) -> Results:
     """Take all steps, showing which one is under way."""
     results = Results(plan)
     columns = (
@@ -107,7 +152,6 @@ def measured(plan: Plan, console: Console) -> Results:
         TimeElapsedColumn(),
         TextColumn("{task.description}"),
     )
-    todo = steps(plan)
     # drawn once per step and by no thread of its own, which would compete with what is timed
     with Progress(*columns, console=console, auto_refresh=False, transient=True) as progress:
         task = progress.add_task("", total=len(todo))
@@ -122,6 +166,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="tiny sizes: does it run at all?")
     parser.add_argument("--out", type=Path, default=Path("out/bench"), help="where results go")
+    parser.add_argument("--only", choices=PARTS, help="measure one part")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")  # what peers' libraries deprecate is not this run's concern
     torch.set_num_threads(1)
@@ -131,11 +176,12 @@ def main() -> None:
         console.width = FILE_WIDTH
     facts = about(sys.argv[1:])
     console.print(described(facts), highlight=False)
+    arguments.out.mkdir(parents=True, exist_ok=True)
     begin = time.monotonic()
-    results = measured(QUICK if arguments.quick else FULL, console)
+    plan = QUICK if arguments.quick else FULL
+    results = measured(plan, steps(plan, arguments.out, arguments.only), console)
     facts["minutes"] = round((time.monotonic() - begin) / 60, 1)
     report.show(results, facts, console)
-    arguments.out.mkdir(parents=True, exist_ok=True)
     written = [*report.write(results, facts, arguments.out), *plots.write(results, arguments.out)]
     if arguments.quick:
         console.print("Quick run: sizes are too small for the verdicts to mean anything.")

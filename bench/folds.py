@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache, partial
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +12,28 @@ from torch import Tensor, nn
 import setfold
 from bench.encoders import ENCODERS, FAMILIES
 from bench.plan import FOLD_CHUNK, NARROW, Plan
-from bench.results import FoldCost, Results
+from bench.results import FoldCost, Results, Way
 from bench.speed import one_encoding, one_pass
 from bench.timing import Contender, Timings, interleaved
 
 Source = Callable[[], Iterator[Tensor]] | tuple[Tensor, ...]
+
+
+class Gradient(NamedTuple):
+    """How a fold finds gradients, as setfold.fold is told."""
+
+    gradient: str = "exact"
+    samples: int = 1
+
+
+EXACT = Gradient()
+GRADIENTS = {
+    Way.EXACT: EXACT,
+    Way.UNBIASED_1: Gradient("unbiased", 1),
+    Way.UNBIASED_4: Gradient("unbiased", 4),
+    Way.UNBIASED_16: Gradient("unbiased", 16),
+    Way.SUBSET: Gradient("subset", 1),
+}
 
 
 @cache
@@ -27,22 +44,23 @@ def passes() -> dict[str, int]:
     return {name: number for name, number in found.items() if number is not None}
 
 
-def stream(length: int) -> Source:
+def stream(length: int, size: int = FOLD_CHUNK) -> Source:
     """A stream that can be opened again, whose chunks never stand in memory together."""
 
     def opened() -> Iterator[Tensor]:
         draw = torch.Generator().manual_seed(0)
-        for first in range(0, length, FOLD_CHUNK):
-            chunk = torch.empty(1, min(FOLD_CHUNK, length - first), NARROW.dim_in)
+        for first in range(0, length, size):
+            chunk = torch.empty(1, min(size, length - first), NARROW.dim_in)
             yield chunk.uniform_(-1, 1, generator=draw)
 
     return opened
 
 
-def one_fold(module: nn.Module, source: Source, backward: bool) -> Contender:
+def one_fold(module: nn.Module, source: Source, backward: bool, how: Gradient = EXACT) -> Contender:
     """One fold of a set; with backward, also the gradients of all weights."""
     encoder = cast(setfold.SetEncoder, module)
-    return one_encoding(encoder, partial(setfold.fold, encoder, source), backward)
+    encode = partial(setfold.fold, encoder, source, **how._asdict())
+    return one_encoding(encoder, encode, backward)
 
 
 def compare_fold(results: Results, plan: Plan, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Targets 2 and 8: peak memory above the input, each measurement in a process of its own.
+"""Targets 2, 8 and, for gradients.py, 9: peak memory, each measurement in a process of its own.
 
 The process makes the input in place, warms up on a small set, so that libraries loaded late
 are not blamed on the run, hands freed memory back, resets the kernel's high-water mark, runs once
@@ -19,6 +19,7 @@ import os
 import subprocess
 import sys
 import warnings
+from collections.abc import Iterable
 from itertools import product
 from pathlib import Path
 
@@ -26,10 +27,10 @@ import torch
 from torch import nn
 
 from bench.encoders import ENCODERS, EQUIVARIANT, INDUCED, SOFTMAX
-from bench.folds import one_fold, passes, stream
+from bench.folds import GRADIENTS, one_fold, passes, stream
 from bench.machine import return_memory
-from bench.peers import ATTENTION, OURS, PEERS, SEEDS
-from bench.plan import BOUNDS, NARROW, Plan, power
+from bench.peers import ATTENTION, LITERAL, ON_FEATURES, OURS, PEERS, SEEDS
+from bench.plan import BOUNDS, GRADIENT_CHUNK, NARROW, Plan, power
 from bench.results import MEGABYTE, MemoryCase, Results, Target, Way
 from bench.speed import one_pass
 from bench.timing import Contender
@@ -38,7 +39,7 @@ STREAM = "setfold, streamed"
 BESIDE_PEERS = {  # the lines of the first table, and of its plot
     OURS: (OURS, Way.WHOLE),
     STREAM: (OURS, Way.STREAMED),
-    "literal mean": ("literal mean", Way.WHOLE),
+    LITERAL: (LITERAL, Way.WHOLE),
     ATTENTION: (ATTENTION, Way.WHOLE),
     SEEDS: (SEEDS, Way.WHOLE),
 }
@@ -52,24 +53,34 @@ RESET = Path("/proc/self/clear_refs")
 
 def peak_above_input(module: nn.Module, way: Way, length: int) -> int:
     """Bytes that one training pass, or one fold, takes beyond what was there before."""
-    small, run = (_prepared(module, way, n) for n in (min(WARM_UP_LENGTH, length), length))
+    small, run = _warm_up(module, way, length), _prepared(module, way, length)
     small()
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     RESET.write_text("5")
-    before = _status("VmRSS")
+    before = status("VmRSS")
     run()
-    return max(0, _status("VmHWM") - before)
+    return max(0, status("VmHWM") - before)
+
+
+def _warm_up(module: nn.Module, way: Way, length: int) -> Contender:
+    if way in GRADIENTS:
+        # the last chunk is as short as it will be, for its size may choose another kernel
+        small = stream(WARM_UP_LENGTH + length % GRADIENT_CHUNK, WARM_UP_LENGTH)
+        return one_fold(module, small, True, GRADIENTS[way])
+    return _prepared(module, way, min(WARM_UP_LENGTH, length))
 
 
 def _prepared(module: nn.Module, way: Way, length: int) -> Contender:
     if way is Way.WHOLE:
         elements = torch.empty(1, length, NARROW.dim_in).uniform_(-1, 1)
         return one_pass(module, elements, True)
+    if way in GRADIENTS:
+        return one_fold(module, stream(length, GRADIENT_CHUNK), True, GRADIENTS[way])
     return one_fold(module, stream(length), way is Way.TRAINED)
 
 
-def _status(field: str) -> int:
+def status(field: str) -> int:
     """One of the kernel's figures about this process, in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field):
@@ -95,7 +106,9 @@ def main() -> None:
 
 def _forked_peak(case: MemoryCase) -> int:
     """What a process measures that begins as a copy of this one."""
-    module = (PEERS | ENCODERS)[case.name].build(NARROW)  # loads its library, once for all
+    module = (PEERS | ENCODERS | ON_FEATURES)[case.name].build(
+        NARROW
+    )  # loads its library, once for all
     gc.freeze()  # what the fork's garbage collection looked at would be copied into it
     context = multiprocessing.get_context("fork")
     reader, writer = context.Pipe(duplex=False)
@@ -121,10 +134,23 @@ def can_measure() -> bool:
     return RESET.exists()
 
 
-def measure(results: Results, plan: Plan) -> None:
-    """Have other processes measure all cases, each once."""
-    cases = list(dict.fromkeys(_peer_cases(plan) + _encoder_cases(plan)))
-    results.memory = dict(zip(cases, _measured_elsewhere(cases), strict=True))
+def measure_peers(results: Results, plan: Plan) -> None:
+    """The Slot Set Encoder, whole and streamed, beside its peers."""
+    measure(results, _peer_cases(plan))
+
+
+def measure_encoders(results: Results, plan: Plan) -> None:
+    """Every encoder: whole sets, folds, folds that are trained."""
+    measure(results, _encoder_cases(plan))
+
+
+def measure(results: Results, cases: Iterable[MemoryCase]) -> None:
+    """Have other processes measure those cases that have not been measured before."""
+    new = [case for case in dict.fromkeys(cases) if case not in results.memory]
+    words = [word for case in new for word in (case.name, case.way.name, str(case.length))]
+    if words:
+        peaks = [int(line) / MEGABYTE for line in printed_by("bench.memory", *words)]
+        results.memory |= dict(zip(new, peaks, strict=True))
 
 
 def _peer_cases(plan: Plan) -> list[MemoryCase]:
@@ -137,7 +163,6 @@ def _peer_cases(plan: Plan) -> list[MemoryCase]:
 
 
 def _encoder_cases(plan: Plan) -> list[MemoryCase]:
-    """Every encoder: whole sets, folds, folds that are trained."""
     whole = [
         MemoryCase(peer.name, Way.WHOLE, n)
         for peer in ENCODERS.values()
@@ -148,39 +173,45 @@ def _encoder_cases(plan: Plan) -> list[MemoryCase]:
     return whole + [MemoryCase(*fold) for fold in folds]
 
 
-def _measured_elsewhere(cases: list[MemoryCase]) -> list[float]:
-    words = [word for case in cases for word in (case.name, case.way.name, str(case.length))]
-    command = [sys.executable, "-W", "ignore", "-m", "bench.memory", *words]
+def printed_by(module: str, *words: str) -> list[str]:
+    """The lines that a module of this benchmark prints, run in a process of its own."""
+    command = [sys.executable, "-W", "ignore", "-m", module, *words]
     root = Path(__file__).resolve().parent.parent
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     done = subprocess.run(
         command, cwd=root, env=environment, capture_output=True, text=True, check=False
     )
     if done.returncode != 0:
-        raise RuntimeError(f"python -m bench.memory failed:\n{done.stderr.strip()}")
-    return [int(line) / MEGABYTE for line in done.stdout.split()]
+        raise RuntimeError(f"python -m {module} failed:\n{done.stderr.strip()}")
+    return done.stdout.splitlines()
 
 
-def judge(results: Results, plan: Plan) -> None:
-    """Targets 2 and 8: little, and no more for more elements."""
+def judge_peers(results: Results, plan: Plan) -> None:
+    """Target 2: little, and no more for more elements."""
     for way, doing in {Way.WHOLE: "forward+backward", Way.STREAMED: "streamed"}.items():
         found = [results.megabytes(OURS, way, n) for n in plan.memory_lengths]
         claim = f"{doing}, n = {power(plan.memory_lengths[-1])}"
-        results.targets.append(_target(2, claim, found[-1], BOUNDS.memory_megabytes))
-        results.targets.append(_growth(2, doing, plan.memory_lengths, found))
+        results.targets.append(target(2, claim, found[-1], BOUNDS.memory_megabytes))
+        results.targets.append(growth(2, doing, plan.memory_lengths, found))
+
+
+def judge_folds(results: Results, plan: Plan) -> None:
+    """Target 8: no more for more chunks."""
     for name in JUDGED_FOLDS:
         lengths = plan.fold_lengths[-2:]
         found = [results.megabytes(name, Way.TRAINED, n) for n in lengths]
-        results.targets.append(_growth(8, name, lengths, found))
+        results.targets.append(growth(8, name, lengths, found))
 
 
-def _growth(number: int, doing: str, lengths: tuple[int, ...], found: list[float]) -> Target:
+def growth(number: int, doing: str, lengths: tuple[int, ...], found: list[float]) -> Target:
     claim = f"growth from n = {power(lengths[0])} to {power(lengths[-1])}, {doing}"
-    return _target(number, claim, max(found) - found[0], BOUNDS.memory_growth_megabytes)
+    return target(number, claim, max(found) - found[0], BOUNDS.memory_growth_megabytes)
 
 
-def _target(number: int, claim: str, measured: float, bound: float) -> Target:
-    return Target(number, claim, measured, bound, unit="MB", at_least=False, shape=NARROW)
+def target(number: int, claim: str, measured: float, bound: float, detail: str = "") -> Target:
+    return Target(
+        number, claim, measured, bound, unit="MB", at_least=False, shape=NARROW, detail=detail
+    )
 
 
 if __name__ == "__main__":

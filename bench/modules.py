@@ -7,6 +7,7 @@ Here is what several comparisons share; setfold's other encoders are made in enc
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Sequence
 
 import torch
@@ -20,6 +21,7 @@ HEADS = 4
 INDUCING = 16  # learned points of an induced set attention block
 LAYERS = 2  # of such blocks
 SLOT_ATTENTION_ITERATIONS = 3
+FEATURES = 128  # width of the features where an encoder gets a network in front
 
 
 # ---- what people use instead ---------------------------------------------------------------------
@@ -173,6 +175,12 @@ class GeometricDeepSets(nn.Module):
         return self.pool(elements[0], index, dim_size=1)
 
 
+def literal_on_features(shape: Shape, aggregate: str) -> nn.Module:
+    """The literal algorithm with a network in front; its parameters have setfold's names."""
+    encoder = Literal(shape._replace(dim_in=FEATURES), aggregate)
+    return nn.Sequential(OrderedDict(features=wide_features(shape), encoder=encoder))
+
+
 # ---- setfold --------------------------------------------------------------------------------------
 
 
@@ -182,10 +190,20 @@ def features(shape: Shape) -> nn.Module:
     return nn.Sequential(nn.Linear(shape.dim_in, width), nn.ReLU(), nn.Linear(width, width))
 
 
+def wide_features(shape: Shape) -> nn.Module:
+    """The same network, wide enough to outweigh a pooling that comes after it."""
+    return features(shape._replace(dim_out=FEATURES))
+
+
 def slot_set(shape: Shape, aggregate: str | Sequence[str]) -> setfold.SlotSetEncoder:
     return setfold.SlotSetEncoder(
         shape.dim_in, shape.num_slots, shape.dim_out, shape.dim_out, aggregate, slots="learned"
     )
+
+
+def slot_set_on_features(shape: Shape, aggregate: str) -> setfold.Composition:
+    encoder = slot_set(shape._replace(dim_in=FEATURES), aggregate)
+    return setfold.Composition(encoder, features=wide_features(shape))
 
 
 def deep_sets(shape: Shape) -> setfold.DeepSets:

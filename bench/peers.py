@@ -23,7 +23,9 @@ from bench.modules import (
     QueryPooling,
     SeedPooling,
     deep_sets,
+    literal_on_features,
     slot_set,
+    slot_set_on_features,
 )
 from bench.plan import Shape
 
@@ -56,6 +58,7 @@ class Peer:
 
 
 OURS = "setfold mean"
+LITERAL = "literal mean"
 ATTENTION = "SDPA, K queries"
 SEEDS = "PyG PMA"
 
@@ -64,7 +67,7 @@ PEERS: dict[str, Peer] = {
     for peer in (
         Peer(OURS, partial(slot_set, aggregate="mean")),
         Peer("setfold sum", partial(slot_set, aggregate="sum"), plotted=False),
-        Peer("literal mean", partial(Literal, aggregate="mean")),
+        Peer(LITERAL, partial(Literal, aggregate="mean")),
         Peer("literal sum", partial(Literal, aggregate="sum"), plotted=False),
         Peer(ATTENTION, QueryPooling),
         Peer("MultiheadAttention", MultiheadPooling),
@@ -73,6 +76,17 @@ PEERS: dict[str, Peer] = {
         Peer("slot-attention", IterativeSlots),
         Peer("setfold DeepSets", deep_sets),
         Peer("PyG DeepSets", GeometricDeepSets),
+    )
+}
+
+OURS_ON_FEATURES = f"{OURS} on features"
+LITERAL_ON_FEATURES = f"{LITERAL} on features"
+
+ON_FEATURES: dict[str, Peer] = {  # seen only where gradients are compared
+    peer.name: peer
+    for peer in (
+        Peer(OURS_ON_FEATURES, partial(slot_set_on_features, aggregate="mean")),
+        Peer(LITERAL_ON_FEATURES, partial(literal_on_features, aggregate="mean")),
     )
 }
 

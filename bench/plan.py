@@ -39,6 +39,11 @@ class Plan:
         peer_memory_limit: the largest of them that peers are asked for.
         encoder_memory_lengths: sizes n of whole sets on which every encoder's memory is measured.
         fold_lengths: sizes n at which the memory of folds is measured, ascending from one chunk.
+        gradient_lengths: sizes n of the sets on which training steps are compared, ascending.
+        gradient_limit: the largest of them at which every kind of step is asked for, repeatedly.
+        gradient_judged: those at which the time of exact gradients is held against its bounds.
+        gradient_rounds, gradient_budget: effort where training steps are timed, long ones among them.
+        disk_length: size of the set that is trained on from a file.
         state_length: size of the one large update on which precisions of the state are compared.
         pool_chunks, pool_visits: how many distinct chunks are streamed to see rounding errors
             grow, and how often each of them comes by.
@@ -58,6 +63,12 @@ class Plan:
     peer_memory_limit: int = 1_000_000
     encoder_memory_lengths: tuple[int, ...] = (1_000, 10_000, 100_000)
     fold_lengths: tuple[int, ...] = (10_000, 100_000, 1_000_000)
+    gradient_lengths: tuple[int, ...] = (10_000, 100_000, 1_000_000, 10_000_000)
+    gradient_limit: int = 1_000_000
+    gradient_judged: tuple[int, ...] = (100_000, 1_000_000)
+    gradient_rounds: tuple[int, int] = (3, 9)
+    gradient_budget: float = 10.0
+    disk_length: int = 100_000_000
     state_length: int = 100_000
     pool_chunks: int = 1_000
     pool_visits: int = 100
@@ -68,6 +79,12 @@ class Plan:
     def for_encoders(self) -> Plan:
         """The same with as much effort as there is for every encoder."""
         return replace(self, rounds=self.encoder_rounds, budget=self.encoder_budget)
+
+    def for_gradients(self, length: int) -> Plan:
+        """The same with as much effort as there is for training steps on n elements."""
+        if length > self.gradient_limit:  # minutes; shorter sets have warmed everything up
+            return replace(self, rounds=(1, 1), warm_up_calls=0)
+        return replace(self, rounds=self.gradient_rounds, budget=self.gradient_budget)
 
 
 FULL = Plan()
@@ -84,6 +101,12 @@ QUICK = Plan(
     peer_memory_limit=10_000,
     encoder_memory_lengths=(100,),
     fold_lengths=(20_000,),
+    gradient_lengths=(2_000, 20_000),
+    gradient_limit=20_000,
+    gradient_judged=(20_000,),
+    gradient_rounds=(1, 1),
+    gradient_budget=0.0,
+    disk_length=100_000,
     state_length=10_000,
     pool_chunks=10,
     pool_visits=10,
@@ -103,6 +126,8 @@ def power(number: int) -> str:
 
 CHUNK = 1_000  # elements per update where a stream is measured
 FOLD_CHUNK = 10_000  # and where a fold is, of which only one chunk is in memory
+GRADIENT_CHUNK = 2**14  # and where training steps are compared
+GRAPH_LIMIT = 4_000.0  # MB above the input up to which autograd is asked for a whole set's graph
 LONGEST_SHORT_SET = 20
 SMALL_LENGTHS = (1, 10, 100)  # elements of one small update
 
@@ -123,6 +148,9 @@ class Bounds:
     ragged: float = 5.0
     small_update: float = 2.0
     softmax: float = 1.5
+    exact_on_features: float = 1.6
+    exact_alone: float = 1.0
+    process_megabytes: float = 1_000.0
 
 
 def _by_shape(*bounds: float) -> dict[Shape, float]:

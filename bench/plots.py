@@ -16,9 +16,10 @@ import matplotlib.pyplot as plt
 
 from bench.encoders import FAMILIES, Family
 from bench.folds import passes
+from bench.gradients import ALL_AT_ONCE, BY_HAND, MODELS, Model
 from bench.memory import BESIDE_PEERS, STREAM
 from bench.peers import OURS, PEERS
-from bench.plan import FOLD_CHUNK, NARROW, SHAPES, Shape
+from bench.plan import FOLD_CHUNK, GRADIENT_CHUNK, GRAPH_LIMIT, NARROW, SHAPES, Shape
 from bench.results import Cell, Results, Way, pass_name
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart; in grey, dashes and markers do.
@@ -34,14 +35,22 @@ Style = dict[str, Any]
 
 def write(results: Results, directory: Path) -> list[str]:
     """Write all figures for which there is something to draw; their names."""
-    figures = {"time.png": _draw_time, "encoders_time.png": _draw_encoder_time}
-    if results.memory:
-        figures |= {"memory.png": _draw_memory, "encoders_memory.png": _draw_encoder_memory}
-    for name, draw in figures.items():
-        figure = draw(results)
-        figure.savefig(directory / name, dpi=150)
-        plt.close(figure)
-    return list(figures)
+    with_memory = bool(results.memory)
+    figures = (
+        ("time.png", _draw_time, bool(results.cells)),
+        ("encoders_time.png", _draw_encoder_time, bool(results.encoder_cells)),
+        ("memory.png", _draw_memory, with_memory and bool(results.cells)),
+        ("encoders_memory.png", _draw_encoder_memory, with_memory and bool(results.encoder_cells)),
+        ("gradients.png", _draw_gradients, bool(results.training_steps)),
+    )
+    written = []
+    for name, draw, measured in figures:
+        if measured:
+            figure = draw(results)
+            figure.savefig(directory / name, dpi=150)
+            plt.close(figure)
+            written.append(name)
+    return written
 
 
 # ---- the Slot Set Encoder and its peers ----------------------------------------------------------
@@ -159,6 +168,59 @@ def _label_families(grid: Any) -> None:
         handles, labels = column[0].get_legend_handles_labels()
         place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.2)}
         column[1].legend(handles, labels, frameon=False, fontsize=9, handlelength=3.2, **place)
+
+
+# ---- training steps ------------------------------------------------------------------------------
+
+
+def _step_styles() -> dict[str, Style]:
+    """Exact gradients black and thick; autograd dashed; what samples is thin, by how much it sees."""
+    thin = {"linewidth": 1.5, "markersize": 5, "zorder": 6}
+    hollow = {**thin, "color": COLOURS[2], "markerfacecolor": "white"}
+    return {
+        ALL_AT_ONCE: {"color": COLOURS[0], "linestyle": "--", "marker": "s", "linewidth": 2},
+        BY_HAND: {"color": COLOURS[1], "linestyle": "-.", "marker": "^", "linewidth": 2},
+        Way.EXACT: {**THICK, "marker": "o"},
+        Way.UNBIASED_1: {**hollow, "marker": "v"},
+        Way.UNBIASED_4: {**hollow, "marker": "D", "linestyle": "--"},
+        Way.UNBIASED_16: {**hollow, "marker": "P", "linestyle": ":", "markersize": 7},
+        Way.SUBSET: {**thin, "color": COLOURS[3], "linestyle": ":", "marker": "X"},
+    }
+
+
+def _draw_gradients(results: Results) -> Any:
+    figure, grid = plt.subplots(2, 2, figsize=(11, 8.8), sharex=True, sharey="col")
+    for (times, memory), model in zip(grid, MODELS, strict=True):
+        _plot_steps(times, memory, results, model)
+        times.set_ylabel(f"{model.title}\nCPU time (s)")
+        memory.set_ylabel("peak memory above the input (MB)")
+    for axes, title in zip(grid[0], ("time of a step", "memory of a step"), strict=True):
+        axes.set_title(title)
+    for axes in grid[-1]:
+        axes.set_xlabel("elements n")
+    handles, labels = grid[0][0].get_legend_handles_labels()
+    figure.suptitle(
+        f"One training step on one set, one CPU core, {_spelled(NARROW)}, "
+        f"chunks of {GRADIENT_CHUNK:,}"
+    )
+    figure.legend(handles, labels, loc="lower center", ncols=4, frameon=False, handlelength=3.2)
+    figure.tight_layout(rect=(0, 0.07, 1, 1))
+    return figure
+
+
+def _plot_steps(times: Any, memory: Any, results: Results, model: Model) -> None:
+    styles = _step_styles()
+    costs = [cost for cost in results.training_steps if cost.model == model.title]
+    for label, (name, way) in model.lines.items():
+        shown = {c.length: c.timings.seconds(label) for c in costs if label in c.timings.samples}
+        times.plot(list(shown), list(shown.values()), label=label, **styles[label])
+        _plot_memory(memory, results, name, way, results.plan.gradient_lengths, styles[label])
+    memory.axhline(GRAPH_LIMIT, color="0.5", linewidth=1)
+    where = memory.get_yaxis_transform()
+    what = f"above {GRAPH_LIMIT / 1e3:.0f} GB autograd is left out"
+    memory.text(0.01, GRAPH_LIMIT * 1.15, what, color="0.4", transform=where)
+    _finish_axes(times)
+    _finish_axes(memory)
 
 
 # ---- what figures share --------------------------------------------------------------------------

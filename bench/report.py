@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -14,15 +13,17 @@ from rich.table import Table
 
 from bench.encoders import ENCODER_NOTES, ENCODERS
 from bench.folds import passes
+from bench.gradients import GRADIENT_NOTES, MODELS, Model
 from bench.machine import described
 from bench.memory import BESIDE_PEERS
 from bench.peers import NOTES, OURS, PEERS
-from bench.plan import FOLD_CHUNK, NARROW, SHAPES, power
-from bench.results import TITLES, Cell, MemoryCase, Results, Target, Way
+from bench.plan import FOLD_CHUNK, GRAPH_LIMIT, NARROW, SHAPES, power
+from bench.results import TITLES, Cell, MemoryCase, Results, StepCost, Target, Way
 
 Facts = dict[str, object]
 Row = tuple[str, ...]
 NOTHING = "–"
+TOO_MUCH = f"> {GRAPH_LIMIT / 1e3:.0f} GB"
 TARGET = "target"
 DETAIL = "in detail"
 TARGET_HEADING = (TARGET, "(d, K, d_out)", "measured", "wanted", "verdict", "default allocator")
@@ -56,9 +57,11 @@ def write(results: Results, facts: Facts, directory: Path) -> list[str]:
         "peers": [cell.described() for cell in results.cells],
         "encoders": [cell.described() for cell in results.encoder_cells],
         "folds": [cost.described() for cost in results.folds],
+        "training steps": [cost.described() for cost in results.training_steps],
         "memory": [
             {**case._asdict(), "megabytes": megabytes} for case, megabytes in results.memory.items()
         ],
+        "omissions": results.omissions,
     }
     (directory / "results.json").write_text(json.dumps(found, indent=2) + "\n")
     (directory / "table.md").write_text(_markdown(results, facts))
@@ -67,9 +70,11 @@ def write(results: Results, facts: Facts, directory: Path) -> list[str]:
 
 def show(results: Results, facts: Facts, console: Console) -> None:
     """Print everything as tables, the targets last."""
-    peers, encoders = peer_tables(results), encoder_tables(results)
-    for sheet in (*peers, *encoders, target_sheet(results)):
+    tables = (*peer_tables(results), *encoder_tables(results), *gradient_tables(results))
+    for sheet in (*tables, target_sheet(results)):
         console.print(_drawn(sheet, console.width))
+    for omission in results.omissions:
+        console.print(omission, highlight=False)
     console.print(described(facts), highlight=False)
     console.print(_tally(results.targets), highlight=False)
 
@@ -110,6 +115,8 @@ def _tally(targets: list[Target]) -> str:
 
 def peer_tables(results: Results) -> Iterator[Sheet]:
     """The Slot Set Encoder beside its peers: time, and memory if it was measured."""
+    if not results.cells:
+        return
     yield from time_sheets("Time", results.cells, PEERS)
     if results.memory:
         yield peer_memory_sheet(results)
@@ -117,10 +124,21 @@ def peer_tables(results: Results) -> Iterator[Sheet]:
 
 def encoder_tables(results: Results) -> Iterator[Sheet]:
     """Every encoder: time, folds, and memory if it was measured."""
+    if not results.encoder_cells:
+        return
     yield from time_sheets("Time of every encoder", results.encoder_cells, ENCODERS)
     yield fold_sheet(results)
     if results.memory:
         yield from encoder_memory_sheets(results)
+
+
+def gradient_tables(results: Results) -> Iterator[Sheet]:
+    """Training steps on sets that need not fit: time and memory, model by model."""
+    for model in MODELS:
+        costs = [cost for cost in results.training_steps if cost.model == model.title]
+        if costs:
+            yield step_time_sheet(model, costs)
+            yield step_memory_sheet(results, model)
 
 
 def time_sheets(what: str, cells: list[Cell], names: Iterable[str]) -> Iterator[Sheet]:
@@ -157,6 +175,36 @@ def fold_sheet(results: Results) -> Sheet:
     return Sheet(title, ("", "passes", "f", "f fold", "f+b", "f+b fold"), rows, "lrrrrr")
 
 
+def step_time_sheet(model: Model, costs: list[StepCost]) -> Sheet:
+    """What a training step takes by n, and how that compares with exact gradients."""
+    heading = [title for cost in costs for title in (f"n = {power(cost.length)}", "/ exact")]
+    rows = [
+        (label, *(cell for cost in costs for cell in _step_time(cost, label)))
+        for label in model.lines
+    ]
+    title = f"CPU time of one training step, {model.title}, {NARROW}"
+    return Sheet(title, ("", *heading), rows, "l" + "r" * len(heading))
+
+
+def _step_time(cost: StepCost, label: str) -> tuple[str, str]:
+    if label not in cost.timings.samples:
+        return NOTHING, NOTHING
+    seconds, ratio = cost.timings.seconds(label), cost.timings.ratio(label, Way.EXACT)
+    took = f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+    return took, f"{ratio:.2f}×"
+
+
+def step_memory_sheet(results: Results, model: Model) -> Sheet:
+    """Peak memory of a training step by n: autograd's above a whole set, folds' above nothing."""
+    lengths = results.plan.gradient_lengths
+    cases = {
+        label: [MemoryCase(name, way, n) for n in lengths]
+        for label, (name, way) in model.lines.items()
+    }
+    title = f"Peak memory of one training step above the input, MB, {model.title}, {NARROW}"
+    return _memory_sheet(results, title, [power(n) for n in lengths], cases, TOO_MUCH)
+
+
 def peer_memory_sheet(results: Results) -> Sheet:
     """Peak memory by n, beside the peers."""
     lengths = results.plan.memory_lengths
@@ -184,17 +232,18 @@ def encoder_memory_sheets(results: Results) -> Iterator[Sheet]:
 
 
 def _memory_sheet(
-    results: Results, title: str, columns: list[str], cases: dict[str, list[MemoryCase]]
+    results: Results,
+    title: str,
+    columns: list[str],
+    cases: dict[str, list[MemoryCase]],
+    unmeasured_whole: str = NOTHING,
 ) -> Sheet:
-    rows = [
-        (label, *(_megabytes(results.megabytes(*case)) for case in mine))
-        for label, mine in cases.items()
-    ]
+    def cell(case: MemoryCase) -> str:
+        otherwise = unmeasured_whole if case.way is Way.WHOLE else NOTHING
+        return f"{results.memory[case]:.1f}" if case in results.memory else otherwise
+
+    rows = [(label, *map(cell, mine)) for label, mine in cases.items()]
     return Sheet(title, ("n", *columns), rows, "l" + "r" * len(columns))
-
-
-def _megabytes(found: float) -> str:
-    return NOTHING if math.isnan(found) else f"{found:.1f}"
 
 
 # ---- how they are drawn --------------------------------------------------------------------------
@@ -212,7 +261,9 @@ def _drawn(sheet: Sheet, width: int) -> Table:
             table.add_section()
             table.add_row(f"[bold]{row[0]}[/bold]")
         else:
-            style = "bold" if row[0] == OURS else "red" if "DOES NOT HOLD" in row else None
+            style = (
+                "bold" if row[0] in (OURS, Way.EXACT) else "red" if "DOES NOT HOLD" in row else None
+            )
             table.add_row(*row[:shown], style=style)
     return table
 
@@ -222,17 +273,20 @@ def _markdown(results: Results, facts: Facts) -> str:
     lines = ["# setfold beside its peers", "", f"{described(facts)}.", METHOD, ""]
     lines += [f"`{facts['command']}`, {facts['date']}, commit {commit}.", ""]
     lines += ["## Targets", "", _tally(results.targets), "", *_github(target_sheet(results))]
-    lines += ["", "f is forward, f+b is forward+backward."]
+    lines += ["", *results.omissions, "f is forward, f+b is forward+backward."]
     lines += _chapter("The Slot Set Encoder and its peers", peer_tables(results), NOTES)
     lines += _chapter("Every encoder", encoder_tables(results), ENCODER_NOTES)
+    lines += _chapter("Gradients of sets that do not fit", gradient_tables(results), GRADIENT_NOTES)
     return "\n".join(lines) + "\n"
 
 
 def _chapter(title: str, sheets: Iterable[Sheet], notes: tuple[str, ...]) -> list[str]:
-    lines = ["", f"## {title}", ""]
+    lines = []
     for sheet in sheets:
         lines += [f"### {sheet.title}", "", *_github(sheet), ""]
-    return lines + [f"- {note}" for note in notes]
+    if not lines:
+        return []
+    return ["", f"## {title}", "", *lines, *(f"- {note}" for note in notes)]
 
 
 def _github(sheet: Sheet) -> list[str]:

@@ -36,11 +36,19 @@ class Cell:
 
 
 class Way(StrEnum):
-    """How a set is seen while memory is measured: in one call, or chunk by chunk."""
+    """How a set is seen while memory is measured: in one call, or chunk by chunk.
+
+    The last ones are training steps, as `TRAINED` is; they differ in how gradients are found.
+    """
 
     WHOLE = "forward+backward"
     STREAMED = "fold, forward"
     TRAINED = "fold, forward+backward"
+    EXACT = "fold, exact"
+    UNBIASED_1 = "fold, unbiased, 1 chunk"
+    UNBIASED_4 = "fold, unbiased, 4 chunks"
+    UNBIASED_16 = "fold, unbiased, 16 chunks"
+    SUBSET = "fold, subset of 1 chunk"
 
 
 class MemoryCase(NamedTuple):
@@ -74,6 +82,25 @@ class FoldCost:
         }
 
 
+@dataclass(frozen=True)
+class StepCost:
+    """Training steps of one model on sets of one size, side by side."""
+
+    model: str
+    length: int
+    timings: Timings
+
+    def described(self) -> dict[str, Any]:
+        names = list(self.timings.samples)
+        return {
+            "model": self.model,
+            "n": self.length,
+            "rounds": self.timings.rounds,
+            "seconds": {name: self.timings.seconds(name) for name in names},
+            f"time / {Way.EXACT}": {name: self.timings.ratio(name, Way.EXACT) for name in names},
+        }
+
+
 TITLES = {
     1: "Speed on whole sets, sum and mean",
     2: "Peak memory above the input",
@@ -83,6 +110,7 @@ TITLES = {
     6: "Speed of small updates in a chain",
     7: "Cost of a softmax over elements",
     8: "Growth of memory where a fold is trained",
+    9: "Exact gradients of sets that do not fit",
 }
 
 
@@ -156,6 +184,8 @@ class Results:
         recycling: whether the allocator kept all memory while everything else was measured.
         folds: what it costs to fold rather than to see the whole set.
         memory: peak above the input and the warmed-up process, in megabytes.
+        training_steps: what it costs to find gradients one way or another.
+        omissions: what this machine could not be asked for, and why.
     """
 
     plan: Plan
@@ -165,6 +195,8 @@ class Results:
     recycling: bool = False
     folds: list[FoldCost] = field(default_factory=list)
     memory: dict[MemoryCase, float] = field(default_factory=dict)
+    training_steps: list[StepCost] = field(default_factory=list)
+    omissions: list[str] = field(default_factory=list)
     targets: list[Target] = field(default_factory=list)
 
     def megabytes(self, name: str, way: Way, length: int) -> float:

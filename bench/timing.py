@@ -63,6 +63,7 @@ def interleaved(contenders: Mapping[str, Contender], plan: Plan) -> Timings:
 
 def _calls(run: Contender, plan: Plan) -> int:
     """Calls per turn: enough of them to be longer than the clock's and the caller's noise."""
+    once = math.inf  # whoever needs no warm-up is long
     for _ in range(plan.warm_up_calls):
         once = _seconds(run, 1)
         if once > LONG_CALL:

@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from setfold import distributed as distributed
     from setfold.checks import check as check
     from setfold.checks import check_all as check_all
     from setfold.composition import Composition as Composition
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from setfold.encoders.wrong_way import PublishedSlotSetEncoder as PublishedSlotSetEncoder
     from setfold.errors import CancelledAttentionWarning as CancelledAttentionWarning
     from setfold.errors import DescriptionError as DescriptionError
+    from setfold.errors import DistributedError as DistributedError
     from setfold.errors import FileError as FileError
     from setfold.errors import InputError as InputError
     from setfold.errors import NonFiniteError as NonFiniteError
@@ -82,6 +84,7 @@ _HOMES = {
     "setfold.errors": (
         "CancelledAttentionWarning",
         "DescriptionError",
+        "DistributedError",
         "FileError",
         "InputError",
         "NonFiniteError",
@@ -96,11 +99,14 @@ _HOMES = {
     "setfold.whole": ("WholeSetEncoder",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_MODULES = ("distributed",)
 
-__all__ = sorted([*_HOME_OF, "__version__"])
+__all__ = sorted([*_HOME_OF, *_MODULES, "__version__"])
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"setfold.{name}")
     if name not in _HOME_OF:
         raise AttributeError(f"module 'setfold' has no attribute {name!r}")
     value = getattr(import_module(_HOME_OF[name]), name)

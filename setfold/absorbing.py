@@ -37,21 +37,33 @@ def combine_with(
     state: SetState,
     chunk: Chunk,
     combine: Callable[[Statistics, Statistics], Statistics],
+    prepared: Any = None,
 ) -> Statistics:
     """The state's statistics joined with a chunk's, or relieved of them.
+
+    Args:
+        encoder: whose state it is.
+        state: what was seen before.
+        chunk: what comes.
+        combine: the two statistics into one.
+        prepared: what the encoder derived from the state's frame, if that was done already.
 
     Raises:
         NonFiniteError: the result is not finite. The state is as it was.
     """
     if chunk.index is None and (encoder.own_slots_at_once or not state.has_own_slots):
-        prepared = encoder.prepared_for(state)
+        prepared = encoder.prepared_for(state) if prepared is None else prepared
         found = absorb_dense(encoder, chunk.elements, chunk.mask, state.context, prepared)
         statistics = combine(state.statistics, found)
         chunk.refuse_broken(statistics)
         return statistics
     statistics = {name: tuple(p.clone() for p in ps) for name, ps in state.statistics.items()}
-    one_by_one = _set_by_set if state.has_own_slots else _length_by_length
-    for sets, found in one_by_one(encoder, state, chunk):
+    if state.has_own_slots:
+        arrivals = _set_by_set(encoder, state, chunk)
+    else:
+        prepared = encoder.prepared_for(state) if prepared is None else prepared
+        arrivals = _length_by_length(encoder, state, chunk, prepared)
+    for sets, found in arrivals:
         held = {name: tuple(p[sets] for p in ps) for name, ps in statistics.items()}
         combined = combine(held, found)
         chunk.refuse_broken(combined)
@@ -96,11 +108,11 @@ def _set_by_set(
 
 
 def _length_by_length(
-    encoder: Absorber, state: SetState, chunk: Chunk
+    encoder: Absorber, state: SetState, chunk: Chunk, prepared: Any
 ) -> Iterator[tuple[Tensor, Statistics]]:
     """What a ragged chunk adds to the sets of each length, which make dense batches."""
     assert chunk.index is not None
-    elements, context, prepared = chunk.elements, state.context, encoder.prepared_for(state)
+    elements, context = chunk.elements, state.context
     if encoder.has_features and not context:  # each row on its own, so before they are sorted
         step = elements.shape[0] if torch.is_grad_enabled() else FEATURE_ROWS
         pieces = elements.unsqueeze(0).split(step, 1)
@@ -112,11 +124,11 @@ def _length_by_length(
         yield sets, encoder.absorb(some, mask, prepared)
 
 
-def copied(prepared: Any) -> Any:
-    """Tuples of tensors as copies that no optimiser step changes."""
+def mapped(prepared: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """What an encoder prepared, with a function applied to each tensor of it, in tuples or not."""
     if isinstance(prepared, Tensor):
-        return prepared.detach().clone()
+        return function(prepared)
     if isinstance(prepared, tuple):
-        items = [copied(item) for item in prepared]
+        items = [mapped(item, function) for item in prepared]
         return type(prepared)(*items) if hasattr(prepared, "_fields") else tuple(items)
     return prepared

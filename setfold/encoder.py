@@ -32,7 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from setfold.absorbing import absorb_dense, combine_with, copied
+from setfold.absorbing import absorb_dense, combine_with, mapped
 from setfold.aggregate import Aggregate, Count
 from setfold.chunk import Chunk
 from setfold.errors import InputError, StateMismatchError
@@ -113,7 +113,10 @@ class StreamingSetEncoder(SetEncoder):
         return ()
 
     def prepare(self, frame: tuple[Tensor, ...]) -> Any:
-        """What `absorb` needs of the frame and the weights, derived once for many chunks."""
+        """What `absorb` needs of the frame and the weights, derived once for many chunks.
+
+        A tensor, or a tuple of tensors and plain values, so that gradients can be handed back to it.
+        """
         return None
 
     def featurize(
@@ -370,7 +373,7 @@ class StreamingSetEncoder(SetEncoder):
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
             return self.prepare(state.frame)
         if state.prepared is None:
-            state.prepared = copied(self.prepare(state.frame))
+            state.prepared = mapped(self.prepare(state.frame), _copied)
         return state.prepared
 
     def _fingerprint(self) -> Fingerprint:
@@ -398,3 +401,8 @@ class StreamingSetEncoder(SetEncoder):
                 "training mode changes with every chunk: call model.eval().)"
             )
         return state.with_statistics(state.statistics, state.count, mine)
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    """What no optimiser step changes."""
+    return tensor.detach().clone()

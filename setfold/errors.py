@@ -1,12 +1,13 @@
 """Everything that setfold raises or warns about, in one tree.
 
     SetfoldError
-    ├── InputError          (ValueError)  elements, mask, index or an argument that does not fit
-    │   └── NonFiniteError                NaN or infinity among the elements
-    ├── StateMismatchError  (ValueError)  states, or a state and an encoder, that do not belong together
-    ├── NotRemovableError   (TypeError)   an aggregate that cannot forget: max and min
-    ├── FileError           (ValueError)  a file that is truncated, corrupt or not setfold's
-    └── DescriptionError    (ValueError)  a model that cannot be written down, or may not be rebuilt
+    ├── InputError          (ValueError)    elements, mask, index or an argument that does not fit
+    │   └── NonFiniteError                  NaN or infinity among the elements
+    ├── StateMismatchError  (ValueError)    states, or a state and an encoder, that do not belong together
+    ├── NotRemovableError   (TypeError)     an aggregate that cannot forget: max and min
+    ├── FileError           (ValueError)    a file that is truncated, corrupt or not setfold's
+    ├── DescriptionError    (ValueError)    a model that cannot be written down, or may not be rebuilt
+    └── DistributedError    (RuntimeError)  another process that failed, died or did not come
 
     CancelledAttentionWarning  (UserWarning)  a configuration in which attention has no effect
 
@@ -43,6 +44,10 @@ class FileError(SetfoldError, ValueError):
 
 class DescriptionError(SetfoldError, ValueError):
     """A model cannot be described for saving, or its description may not be rebuilt."""
+
+
+class DistributedError(SetfoldError, RuntimeError):
+    """Another process of the group has failed, has died, did not come or does something else."""
 
 
 class CancelledAttentionWarning(UserWarning):

@@ -96,6 +96,11 @@ class Fingerprint:
         """What a state has that was made inside torch.compile, where weights cannot be told."""
         return cls.from_digest(UNKNOWN)
 
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The weights themselves, as long as an encoder has them; none where only a digest is known."""
+        return self._tensors
+
     def belongs_to(self, encoder: Module) -> bool:
         """Whether this is the fingerprint of that very encoder, as it is now."""
         return self._owner is not None and self._owner() is encoder and self.is_current()

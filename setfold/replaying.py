@@ -1,7 +1,8 @@
-"""Gradients of a fold in the memory of one chunk: the backward pass reads the chunks once more.
+"""Gradients of a fold in the memory of one chunk: the backward pass looks at the chunks once more.
 
 An encoding depends on the elements only through the state. So the forward pass needs no graph, and
-the gradient of the state, handed to each chunk's own statistics, is the gradient of the whole set.
+the gradient of the state, handed to each chunk's own statistics, is the gradient of the whole set:
+to all chunks for the exact one, to a few, in proportion, for one that is right on average.
 """
 
 from __future__ import annotations
@@ -15,123 +16,176 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from setfold.absorbing import combine_with, mapped
+from setfold.chunk import Chunk
 from setfold.encoder import StreamingSetEncoder
 from setfold.errors import InputError, StateMismatchError
 from setfold.kernels.precision import accumulator_dtype, autocasts
-from setfold.source import Source
+from setfold.kernels.replay import gradients_only
+from setfold.piece import Piece
+from setfold.source import CHANGED, Sample, Source
 from setfold.state import SetState
 from setfold.statistic import STATISTICS, Statistics, pull
 
-Begin = Callable[[int], tuple[StreamingSetEncoder, SetState]]  # of a number of sets
+Begun = tuple[StreamingSetEncoder, SetState]
+Begin = Callable[[int | None], Begun]  # of a number of sets; None where there are no chunks to tell
+NOBODY = -1
 
 
-def replayable_fold(begin: Begin, source: Source) -> tuple[StreamingSetEncoder, SetState] | None:
-    """Fold chunks without a graph, into a state whose gradients read them once more.
+def replayable_fold(begin: Begin, source: Source, samples: int | None = None) -> Begun:
+    """Fold chunks without a graph, into a state whose gradients look at them once more.
 
     Args:
         begin: makes the encoder and its empty state, for a number of sets.
-        source: chunks (B, n_i, d) that can be read again.
+        source: the chunks; without `samples`, they are read again.
+        samples: the number of chunks, drawn at random and kept, from which gradients are estimated.
 
     Returns:
-        The encoder and the state; None if there are no chunks.
+        The encoder and the state.
     """
     replay: _Replay | None = None
-    for number, chunk in source.read():
-        replay = replay or _Replay(*begin(chunk.shape[0]), source)
-        replay.absorb(number, chunk)
-    if replay is None:
-        return None
+    for number, piece in source.read():
+        replay = replay or _Replay(*begin(source.sets_in(piece)), source, samples)
+        replay.absorb(number, piece)
+    replay = replay or _Replay(*begin(None), source, samples)
     return replay.encoder, replay.tracked()
+
+
+def absorbed(encoder: StreamingSetEncoder, state: SetState, piece: Piece) -> SetState:
+    """The state after one more piece."""
+    return encoder.update(state, piece.elements, mask=piece.mask, index=piece.index)
 
 
 class _Replay:
     """One fold, and what it takes to run it again."""
 
-    def __init__(self, encoder: StreamingSetEncoder, empty: SetState, source: Source) -> None:
+    def __init__(
+        self, encoder: StreamingSetEncoder, empty: SetState, source: Source, samples: int | None
+    ) -> None:
         self.encoder = encoder
         self.source = source
         self.empty = empty
-        self.blank = _with_leaves(encoder, empty)
-        self.state = self.blank
-        self.wanting: dict[int, Tensor] = {}  # by number, chunks that want gradients themselves
-        self.parameters = _trained(encoder)
+        self.sample = None if samples is None else Sample(samples)
+        self.wanting: dict[int, Tensor] = {}  # by number, elements that want gradients themselves
         self.modes = [(module, module.training) for module in encoder.modules()]
         self.autocast = _autocast_now(empty.device)
-        # What is picked must be recognised in the replay to the last bit, so it is found alike.
-        self.with_graph = any(STATISTICS[name].picks for name in empty.statistics)
+        self.parameters = _trained(encoder)
+        # What is derived from weights and slots is derived once: its gradients are collected over
+        # all chunks before they go on to the weights.
+        self.prepared = encoder.prepare(empty.frame) if _prepares_at_once(encoder, empty) else None
+        self.leaves = mapped(self.prepared, _leaf)
+        self.blank = _with_leaves(encoder, empty)
+        self.state = self.blank.with_statistics(self.blank.statistics, empty.count)
+        self.state.prepared = mapped(self.prepared, Tensor.detach)
+        self.origins = {  # the chunk that a maximum was found in, the first of them
+            name: tuple(torch.full_like(part, NOBODY, dtype=torch.long) for part in parts)
+            for name, parts in empty.statistics.items()
+            if STATISTICS[name].picks
+        }
 
-    def absorb(self, number: int, chunk: Tensor) -> None:
-        """Add a chunk to the state, without a graph that stays."""
-        if chunk.requires_grad:
-            self.wanting[number] = chunk
-        leaf = chunk.detach().requires_grad_(chunk.requires_grad)
-        with (
-            torch.set_grad_enabled(self.with_graph),
-            self.source.same_draws(number, chunk.device),
-        ):
-            after = self.encoder.update(self.state, leaf)
-        if self.with_graph:
-            after = after.with_statistics(_detached(after.statistics), after.count)
+    # ---- forward -----------------------------------------------------------------------------
+
+    def absorb(self, number: int | None, piece: Piece) -> None:
+        """Add a chunk to the state, without a graph."""
+        if piece.elements.requires_grad:
+            self.wanting[_known(number)] = piece.elements
+        with torch.no_grad(), self.source.same_draws(number, piece.elements.device):
+            after = absorbed(self.encoder, self.state, piece)
+        for name, origins in self.origins.items():
+            parts = self.state.statistics[name], after.statistics[name]
+            for origin, old, new in zip(origins, *parts, strict=True):
+                origin.masked_fill_(new != old, _known(number))
         self.state = after
+        if self.sample is not None:
+            self.sample.offer(number, piece)
 
     def tracked(self) -> SetState:
         """The state at the end, as a differentiable function of all that shaped it."""
+        self.state.prepared = None
         statistics = self.state.statistics
         flat = [part for parts in statistics.values() for part in parts]
-        begun = [*self.empty.frame, *self.empty.context]
+        begun = [*self.empty.frame, *self.empty.context, *_tensors(self.prepared)]
         inputs = [*begun, *self.parameters, *self.wanting.values()]
         tracked = iter(_Tracked.apply(self, len(flat), *flat, *inputs))
         named = {name: tuple(next(tracked) for _ in parts) for name, parts in statistics.items()}
         return self.empty.with_statistics(named, self.state.count)
 
+    # ---- backward ----------------------------------------------------------------------------
+
     def gradients(self, grads: Statistics) -> Iterator[Tensor | None]:
-        """The gradients of frame, context, parameters and chunks, from those of the state.
+        """The gradients of all that `tracked` takes, from those of the statistics.
 
         Autograd calls this without a graph, so that chunks which are computed as they are read
         cost no more than they did.
         """
-        shared = [*self.blank.frame, *self.blank.context, *self.parameters]
+        self._refuse_other_weights()
+        if self.sample is not None:  # few speak for all
+            every = self.sample.seen / max(1, len(self.sample.kept))
+            grads = {name: tuple(grad * every for grad in parts) for name, parts in grads.items()}
+        shared = [*self.blank.frame, *self.blank.context, *_tensors(self.leaves), *self.parameters]
         totals: list[Tensor | None] = [None] * len(shared)
-        of_chunks: dict[int, Tensor | None] = {}
-        places = {id(chunk): number for number, chunk in self.wanting.items()}
-        for number, chunk in self.source.read():
-            place = places.pop(id(chunk), number)  # the same tensors may come in another order
-            leaf = chunk.detach().requires_grad_(place in self.wanting)
-            with self._as_it_was(number, chunk.device):
-                after = self.encoder.update(self.blank, leaf)
-            own, grads = pull(grads, self.state.statistics, _detached(after.statistics))
-            *found, of_chunks[place] = _gradients_of(after.statistics, own, [*shared, leaf])
-            totals = [_added(total, grad) for total, grad in zip(totals, found, strict=True)]
-        _refuse_unclaimed(grads)
+        of_chunks: dict[int, Tensor] = {}
+        with _in_modes(self.modes):
+            for number, piece in self._pieces():
+                *found, own = self._gradients_of(number, piece, grads, shared)
+                totals = [_added(total, grad) for total, grad in zip(totals, found, strict=True)]
+                if own is not None:
+                    of_chunks[_known(number)] = own
         for total, tensor in zip(totals, shared, strict=True):
             yield None if total is None else total.to(tensor.dtype)
-        yield from (of_chunks.get(number) for number in self.wanting)
+        yield from map(of_chunks.get, self.wanting)
 
-    @contextmanager
-    def _as_it_was(self, number: int, device: torch.device) -> Iterator[None]:
-        """The circumstances of the forward pass: weights, modes, autocast and random numbers."""
+    def _pieces(self) -> Iterator[tuple[int | None, Piece]]:
+        """The chunks that matter: of a maximum, those that it was found in."""
+        picks_only = len(self.origins) == len(self.state.statistics)
+        found = [origin.unique().tolist() for parts in self.origins.values() for origin in parts]
+        winners = set(chain(*found))
+        for number, piece in self.source.read() if self.sample is None else self.sample.kept:
+            if not picks_only or _known(number) in winners:
+                yield number, piece
+
+    def _gradients_of(
+        self, number: int | None, piece: Piece, grads: Statistics, shared: Sequence[Tensor]
+    ) -> Sequence[Tensor | None]:
+        """What one chunk adds to the gradients of what is shared; and those of its elements, last."""
+        wants = bool(self.wanting) and _known(number) in self.wanting
+        leaf = piece.elements.detach().requires_grad_(wants)
+        sums_only = set(grads) == {"sum"}  # of which no gradient depends on the sums themselves
+        with torch.enable_grad(), self.source.same_draws(number, leaf.device):
+            with self.autocast(), gradients_only() if sums_only else nullcontext():
+                chunk = Chunk.checked(
+                    leaf, piece.mask, piece.index, sets=len(self.blank), width=self.encoder.dim_in
+                )
+                if chunk.is_empty():
+                    return [None] * (len(shared) + 1)
+                found = combine_with(self.encoder, self.blank, chunk, _alone, self.leaves)
+            own = pull(self._claimed(number, grads), self.state.statistics, _detached(found))
+            return _gradients_of(found, own, [*shared, leaf])
+
+    def _claimed(self, number: int | None, grads: Statistics) -> Statistics:
+        """The gradients, but of each maximum only where this chunk was the first to reach it."""
+        claimed = dict(grads)
+        for name, origins in self.origins.items():
+            claimed[name] = tuple(
+                grad.where(origin == _known(number), 0)
+                for grad, origin in zip(grads[name], origins, strict=True)
+            )
+        return claimed
+
+    def _refuse_other_weights(self) -> None:
         now = _trained(self.encoder)
         if len(now) != len(self.parameters) or any(
             a is not b for a, b in zip(now, self.parameters, strict=True)
         ):
             raise InputError(
                 "the encoder has other parameters in the backward pass than it had in the fold, as under "
-                "torch.func.functional_call: give fold an iterator, which keeps its graph, instead."
+                'torch.func.functional_call: use fold(..., gradient="autograd"), which keeps its graph.'
             )
-        modes = [module.training for module, _ in self.modes]
-        try:
-            for module, training in self.modes:
-                module.training = training
-            with torch.enable_grad(), self.autocast(), self.source.same_draws(number, device):
-                yield
-        except StateMismatchError as error:
+        if not self.empty.fingerprint.is_current():
             raise StateMismatchError(
                 "the encoder's weights changed between the fold and its backward pass, which needs them "
                 "as they were: call backward before the optimiser's step."
-            ) from error
-        finally:
-            for (module, _), training in zip(self.modes, modes, strict=True):
-                module.training = training
+            )
 
 
 class _Tracked(torch.autograd.Function):
@@ -154,25 +208,57 @@ class _Tracked(torch.autograd.Function):
 
 def _with_leaves(encoder: StreamingSetEncoder, empty: SetState) -> SetState:
     """An empty state whose slots and context begin a graph of their own."""
-
-    def leaf(tensor: Tensor) -> Tensor:
-        return tensor.detach().requires_grad_(tensor.requires_grad)
-
-    frame = tuple(map(leaf, empty.frame))
+    frame = tuple(map(_leaf, empty.frame))
     return SetState(
         encoder.identity(len(empty), frame),
         empty.count,
         frame=frame,
-        context=tuple(map(leaf, empty.context)),
+        context=tuple(map(_leaf, empty.context)),
         aggregate=empty.aggregate,
         fingerprint=empty.fingerprint,
     )
+
+
+def _leaf(tensor: Tensor) -> Tensor:
+    return tensor.detach().requires_grad_(tensor.requires_grad)
+
+
+def _tensors(prepared: Any) -> list[Tensor]:
+    """The tensors of what an encoder prepared, in a fixed order."""
+    found: list[Tensor] = []
+
+    def take(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    mapped(prepared, take)
+    return found
+
+
+def _prepares_at_once(encoder: StreamingSetEncoder, empty: SetState) -> bool:
+    """Whether what is prepared is the same for all sets."""
+    return encoder.own_slots_at_once or not empty.has_own_slots
 
 
 def _trained(encoder: StreamingSetEncoder) -> list[nn.Parameter]:
     """The parameters that shape states and want gradients, each once, though two may share it."""
     parameters = chain(*(module.parameters() for module in encoder.shaping_modules()))
     return [p for p in dict.fromkeys(parameters) if p.requires_grad]
+
+
+def _known(number: int | None) -> int:
+    if number is None:
+        raise InputError(
+            f"{CHANGED}: one of them holds other numbers now, or is cut in another place, and a maximum, a "
+            "minimum or elements that want gradients must be found again where they were. Leave "
+            "shuffling and random augmentation out."
+        )
+    return number
+
+
+def _alone(_: Statistics, found: Statistics) -> Statistics:
+    """What a chunk found, joined with nothing."""
+    return found
 
 
 def _detached(statistics: Statistics) -> Statistics:
@@ -204,19 +290,22 @@ def _gradients_of(
     return tuple(next(found) if tensor.requires_grad else None for tensor in wanted)
 
 
-def _refuse_unclaimed(left: Statistics) -> None:
-    """Raise if no chunk of the replay holds a maximum that the fold found."""
-    for name, parts in left.items():
-        if STATISTICS[name].picks and any(bool(part.any()) for part in parts):
-            raise InputError(
-                "the chunks must be the same whenever they are read, and are not: in the backward pass "
-                f"none of them holds the {name} that the fold found."
-            )
+@contextmanager
+def _in_modes(modes: Sequence[tuple[nn.Module, bool]]) -> Iterator[None]:
+    """A context in which modules train or not as they once did."""
+    now = [module.training for module, _ in modes]
+    try:
+        for module, training in modes:
+            module.training = training
+        yield
+    finally:
+        for (module, _), training in zip(modes, now, strict=True):
+            module.training = training
 
 
 def _autocast_now(device: torch.device) -> Callable[[], Any]:
     """A context in which autocast is as it is now; the backward pass runs in another one."""
-    if not autocasts(device):
+    if device.type == "meta":  # there is none
         return nullcontext
-    dtype = torch.get_autocast_dtype(device.type)
-    return lambda: torch.autocast(device.type, dtype=dtype)
+    on, dtype = autocasts(device), torch.get_autocast_dtype(device.type)
+    return lambda: torch.autocast(device.type, dtype=dtype, enabled=on)

@@ -55,17 +55,15 @@ class Statistic(ABC):
     def join(self, left: Parts, right: Parts) -> Parts:
         """The parts of the union of two disjoint sets."""
 
-    @abstractmethod
-    def pull(self, grads: Parts, joined: Parts, piece: Parts) -> tuple[Parts, Parts]:
-        """The gradient of one piece of what was joined, and what is left for the other pieces.
-
-        All of it is left, unless the piece picked something that only one piece can have.
+    def pull(self, grads: Parts, joined: Parts, piece: Parts) -> Parts:
+        """The gradient of one piece of what was joined; of a sum, that of the sum itself.
 
         Args:
-            grads: of the joined parts.
+            grads: of the joined parts; where a part `picks`, only what this piece was picked for.
             joined: the parts of all pieces together.
             piece: the parts of one of them.
         """
+        return grads
 
     def remove(self, left: Parts, right: Parts) -> Parts:
         """The parts of `left` without the elements of `right`."""
@@ -101,9 +99,6 @@ class Sum(Reduction):
     def join(self, left: Parts, right: Parts) -> Parts:
         return (left[0] + right[0],)
 
-    def pull(self, grads: Parts, joined: Parts, piece: Parts) -> tuple[Parts, Parts]:
-        return grads, grads
-
     def remove(self, left: Parts, right: Parts) -> Parts:
         return (left[0] - right[0],)
 
@@ -124,11 +119,6 @@ class Max(Reduction):
 
     def join(self, left: Parts, right: Parts) -> Parts:
         return (torch.where(left[0] >= right[0], left[0], right[0]),)
-
-    def pull(self, grads: Parts, joined: Parts, piece: Parts) -> tuple[Parts, Parts]:
-        """A maximum's gradient goes to the first piece that reaches it, once."""
-        reached = piece[0] == joined[0]
-        return (torch.where(reached, grads[0], 0),), (torch.where(reached, 0, grads[0]),)
 
 
 class Min(Max):
@@ -167,9 +157,9 @@ class Softmax(Statistic):
         assert isinstance(total, Tensor)
         return peak, total
 
-    def pull(self, grads: Parts, joined: Parts, piece: Parts) -> tuple[Parts, Parts]:
+    def pull(self, grads: Parts, joined: Parts, piece: Parts) -> Parts:
         factor = relative_to(joined[0], piece[0]).clamp(max=1).unsqueeze(-1)  # but for rounding
-        return (grads[0], grads[1] * factor), grads
+        return grads[0], grads[1] * factor
 
 
 class Moments(Reduction):
@@ -203,11 +193,11 @@ class Moments(Reduction):
         spread_out = left[2] + right[2] + apart.square() * left[0] * share
         return count, left[1] + apart * share, spread_out
 
-    def pull(self, grads: Parts, joined: Parts, piece: Parts) -> tuple[Parts, Parts]:
+    def pull(self, grads: Parts, joined: Parts, piece: Parts) -> Parts:
         count, mean, _ = grads
         share = piece[0] / joined[0].clamp_min(1)
         moved = mean * share + 2 * grads[2] * piece[0] * (piece[1] - joined[1])
-        return (count, moved, grads[2]), grads
+        return count, moved, grads[2]
 
 
 STATISTICS: dict[str, Statistic] = {s.name: s for s in (Sum(), Max(), Min(), Softmax(), Moments())}
@@ -226,13 +216,12 @@ def remove(left: Statistics, right: Statistics) -> Statistics:
     return {name: STATISTICS[name].remove(parts, right[name]) for name, parts in left.items()}
 
 
-def pull(grads: Statistics, joined: Statistics, piece: Statistics) -> tuple[Statistics, Statistics]:
-    """The gradients of one piece of what was joined, and what is left for the other pieces."""
-    pulled = {
+def pull(grads: Statistics, joined: Statistics, piece: Statistics) -> Statistics:
+    """The gradients of one piece of what was joined."""
+    return {
         name: STATISTICS[name].pull(parts, joined[name], piece[name])
         for name, parts in grads.items()
     }
-    return {n: own for n, (own, _) in pulled.items()}, {n: rest for n, (_, rest) in pulled.items()}
 
 
 def refuse_non_finite(found: Statistics) -> None:

@@ -18,6 +18,7 @@ PUBLIC = [
     "Composition",
     "DeepSets",
     "DescriptionError",
+    "DistributedError",
     "EquivariantDeepSets",
     "EquivariantLayer",
     "FSPool",
@@ -54,6 +55,7 @@ PUBLIC = [
     "__version__",
     "check",
     "check_all",
+    "distributed",
     "fold",
     "load",
     "save",
@@ -65,11 +67,14 @@ ERRORS = {
     "NotRemovableError": TypeError,
     "FileError": ValueError,
     "DescriptionError": ValueError,
+    "DistributedError": RuntimeError,
 }
+MODULES = ["distributed"]
 
 
 def values():
-    return {name: getattr(setfold, name) for name in PUBLIC if name != "__version__"}
+    inner = {*MODULES, "__version__"}
+    return {name: getattr(setfold, name) for name in PUBLIC if name not in inner}
 
 
 def is_problem(value):
@@ -85,7 +90,9 @@ def test_these_are_the_public_names():
 def test_every_public_name_resolves(name):
     value = getattr(setfold, name)
     assert getattr(setfold, name) is value
-    if name != "__version__":
+    if name in MODULES:
+        assert value is importlib.import_module(f"setfold.{name}")
+    elif name != "__version__":
         home = importlib.import_module(setfold._HOME_OF[name])
         assert getattr(home, name) is value
         assert value.__module__ == home.__name__
@@ -113,6 +120,7 @@ def test_type_checkers_see_what_is_imported_when_it_is_used():
         for alias in statement.names:
             assert alias.asname == alias.name  # an explicit re-export
             seen.setdefault(statement.module, []).append(alias.name)
+    assert seen.pop("setfold") == MODULES
     assert seen == {home: list(names) for home, names in setfold._HOMES.items()}
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -14,6 +16,26 @@ from setfold.kernels.tiles import tiles
 
 # A tile function: (elements (b, r, d), mask (b, r) | None, *tensors) -> its sum, (b, ...).
 TileFunction = Callable[..., Tensor]
+
+_values_wanted = ContextVar("values_wanted", default=True)
+
+
+@contextmanager
+def gradients_only() -> Iterator[None]:
+    """A context in which sums that recompute themselves for their gradients need not be right.
+
+    Who knows the sum already and runs its chunks again for the gradients saves a forward pass.
+    """
+    token = _values_wanted.set(False)
+    try:
+        yield
+    finally:
+        _values_wanted.reset(token)
+
+
+def values_wanted() -> bool:
+    """Whether sums are wanted for themselves."""
+    return _values_wanted.get()
 
 
 def summed_over_tiles(
@@ -60,6 +82,8 @@ class _Replay(torch.autograd.Function):
             if sums is None:
                 precise = accumulator_dtype(elements.device)
                 sums = added.new_zeros(batch, *added.shape[1:], dtype=precise)
+            if not values_wanted():
+                break
             sums[sets] += added
         assert sums is not None
         return sums

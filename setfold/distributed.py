@@ -1,0 +1,438 @@
+"""Sets spread over processes: each folds its shard, and `all_merge` gives all of them the whole set.
+
+    exchange         a short message of each process, before data moves. All see the same messages,
+                     so all come to the same verdict: either all go on, or all raise.
+    shared_failure   what fails in one process is told to the others, which would wait for it
+    agree            the number of sets and the seed, at the beginning of a pass
+    all_merge        the state of the whole set, in every process
+
+There are two collectives, all_gather and all_reduce, of plain tensors on the state's device: gloo
+and nccl have both, and nothing is pickled. Shapes: R processes, S numbers in the statistics of one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import reduce
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from setfold.errors import DistributedError, InputError, StateMismatchError
+from setfold.kernels.precision import accumulator_dtype
+from setfold.state import SetState
+from setfold.statistic import Statistics, join
+
+Message = dict[str, Any]  # what JSON can say
+LONGEST = 1 << 24  # bytes of a message; more are not one, but what another collective sent
+TOLD = 2000  # characters of an error that the other processes get to see
+SAME = 1e-6  # relative; machines that compute the same slots may round them differently
+MODEL = "Fold every shard with the same model"
+ALIKE = {  # what must be the same in every process: its name, and what to do where it is not
+    "aggregate": ("aggregates", MODEL),
+    "sets": (
+        "numbers of sets",
+        "Every process must fold its shard of the same sets; one that has nothing of a set leaves "
+        "it empty",
+    ),
+    "weights": (
+        "weights",
+        f"{MODEL}: load the same weights everywhere, or wrap it in DistributedDataParallel, which "
+        "sends those of process 0 to all",
+    ),
+    "statistics": ("statistics", MODEL),
+    "slots": ("shapes of slots", "Begin every state with the same number of slots"),
+    "context": ("contexts", "All must follow the same earlier pass"),
+    "dtype": ("dtypes", "Keep all states on devices of the same kind"),
+    "grad": ("gradient modes", "Call all_merge under torch.no_grad() in all of them, or in none"),
+}
+
+
+def all_merge(state: SetState, group: dist.ProcessGroup | None = None) -> SetState:
+    """The state of the whole set, from the states of its shards; every process of the group calls it.
+
+    The statistics of all processes are gathered and joined in the order of their ranks, so all
+    processes get the same bits. Slots and context stay this process's own, with their graph.
+
+    Gradients are those of the sum of all processes' losses: going back, each process adds up what
+    the losses of all want of its shard. DistributedDataParallel then averages over the processes,
+    which makes it the gradient of the mean of the losses by the whole set; for the parameters of
+    the readout and of a head too, of which each process contributes what its own loss wants.
+
+    So every process must run the backward pass, once for each that the others run. One that has no
+    loss of its own calls `(encoding * 0).sum().backward()`. One whose shard is empty takes part like
+    the others: its encoder's parameters get gradients of zero. Parameters that DistributedDataParallel
+    manages outside the encoder, such as those of a network that makes the elements, are another
+    matter: with an empty shard they have no gradient, so give all_merge or DistributedDataParallel a
+    group of its own (torch.distributed.new_group), lest their messages get mixed up.
+
+    Args:
+        state: what this process's shard has made of B sets; begun with the same slots everywhere.
+        group: the processes; None for all of them.
+
+    Returns:
+        The state (B sets) of all shards together.
+
+    Raises:
+        StateMismatchError: the states do not belong together; in every process.
+        DistributedError: another process has failed, has died or did not come.
+        InputError: there is no process group, or this process is not in it.
+
+    >>> import setfold  # torchrun would start several processes, and provide the store and the rank
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> encoder = setfold.SlotSetEncoder(dim_in=3, num_slots=4, dim_slot=8, dim_out=8).eval()
+    >>> shard = torch.randn(1, 100, 3)  # this process's
+    >>> state = all_merge(encoder.update(encoder.initial_state(), shard))
+    >>> encoder.readout(state).shape
+    torch.Size([1, 4, 8])
+    >>> dist.destroy_process_group()
+    """
+    _, world = standing(group)
+    device = _device_of(state, group)
+    with shared_failure(group, device):
+        state = _checked(state)
+        message = _description(state)
+    messages = exchange(message, group, device)
+    if world == 1:
+        return state
+    _refuse_unlike(messages)
+    count = _same_beginning(state, group)
+    rows = _gathered_statistics(state, group, any(m["tracked"] for m in messages))
+    statistics = reduce(join, (_named(row, state.statistics) for row in rows.unbind()))
+    return state.with_statistics(statistics, count)
+
+
+def exchange(
+    message: Message, group: dist.ProcessGroup | None, device: torch.device
+) -> list[Message]:
+    """What every process has to say, in the order of their ranks; every process calls it.
+
+    Args:
+        message: what this process has to say, with the same keys everywhere.
+        group: the processes.
+        device: where the group can move tensors.
+
+    Raises:
+        DistributedError: a process had a failure to tell, or is not in step with the others.
+    """
+    standing(group)
+    _refuse_unserved(group, device)
+    own = torch.frombuffer(bytearray(json.dumps(message).encode()), dtype=torch.uint8)
+    doing = "exchange messages"
+    lengths = _gathered(torch.tensor(len(own), device=device), group, doing).tolist()
+    if not all(0 < length <= LONGEST for length in lengths):
+        raise _out_of_step()
+    padded = torch.zeros(max(lengths), dtype=torch.uint8)
+    padded[: len(own)] = own
+    rows = _gathered(padded.to(device), group, doing).cpu()
+    messages = [_read(bytes(row[:n].tolist())) for row, n in zip(rows, lengths, strict=True)]
+    _refuse_failures(messages)
+    if any(other.keys() != message.keys() for other in messages):
+        raise _out_of_step()
+    return messages
+
+
+@contextmanager
+def shared_failure(group: dist.ProcessGroup | None, device: torch.device) -> Iterator[None]:
+    """A context whose failure is told to the other processes, which wait in their next exchange.
+
+    There they raise DistributedError at once; here the error goes its way. What follows the context
+    must be an exchange, in every process.
+    """
+    standing(group)
+    try:
+        yield
+    except DistributedError:
+        raise  # of this the others know
+    except Exception as error:
+        told = f"{type(error).__name__}: {error}"[:TOLD]
+        with suppress(DistributedError):  # that of telling it; if others are gone, this one counts
+            exchange({"failure": told}, group, device)
+        raise
+
+
+def agree(
+    sets: int | None, seed: int, group: dist.ProcessGroup | None, device: torch.device
+) -> tuple[int, int]:
+    """What all processes must share at the beginning of a pass: how many sets, and a seed.
+
+    Args:
+        sets: the number of sets in this process's shard; None if it has no chunks.
+        seed: what this process would take; that of process 0 counts.
+        group: the processes.
+        device: where the group can move tensors.
+
+    Raises:
+        InputError: the shards are not of the same number of sets, or all are empty.
+    """
+    _, world = standing(group)
+    messages = exchange({"sets": sets, "seed": seed}, group, device)
+    found = [m["sets"] for m in messages]
+    numbers = {number for number in found if number is not None}
+    if not numbers:
+        raise InputError(
+            f"fold needs at least one chunk; none of the {world} processes has any. An empty set "
+            "is encoder.initial_state(1)."
+        )
+    if len(numbers) > 1:
+        raise InputError(
+            f"the chunks are not of the same number of sets in all {world} processes "
+            f"({_by_process(found)}). Every process must read its shard of the same sets."
+        )
+    return numbers.pop(), messages[0]["seed"]
+
+
+def standing(group: dist.ProcessGroup | None) -> tuple[int, int]:
+    """The rank of this process in the group, and how many processes there are."""
+    if not (dist.is_available() and dist.is_initialized()):
+        raise InputError(
+            "there is no group of processes: run the program under torchrun, such as `torchrun "
+            "--nproc-per-node 4 train.py`, and call torch.distributed.init_process_group() first."
+        )
+    try:
+        rank = dist.get_rank(group)
+    except ValueError:  # one that has been destroyed
+        rank = -1
+    if rank < 0:
+        raise InputError(
+            "this process is not in the group, or the group has been destroyed: run the program under "
+            "torchrun, call torch.distributed.init_process_group() first, and only the members of a "
+            "group may merge over it."
+        )
+    return rank, dist.get_world_size(group)
+
+
+# ---- messages --------------------------------------------------------------------------------
+
+
+def _read(text: bytes) -> Message:
+    try:
+        message = json.loads(text)
+    except ValueError:
+        message = None
+    if not isinstance(message, dict):
+        raise _out_of_step()
+    return message
+
+
+def _refuse_failures(messages: Sequence[Message]) -> None:
+    failed = [
+        f"process {rank} of {len(messages)} failed: {message['failure']}"
+        for rank, message in enumerate(messages)
+        if "failure" in message
+    ]
+    if failed:
+        raise DistributedError("; ".join(failed))
+
+
+def _out_of_step() -> DistributedError:
+    return DistributedError(
+        "the processes are out of step: what came is not what was to come. All must make the same calls "
+        "in the same order; give setfold a group of its own (torch.distributed.new_group) if other "
+        "messages travel at the same time."
+    )
+
+
+def _refuse_unserved(group: dist.ProcessGroup | None, device: torch.device) -> None:
+    """Raise if the group moves no tensors of that device; torch would say so, or just not do it."""
+    served = dist.get_backend_config(group)  # such as "cpu:gloo,cuda:nccl"
+    if f"{device.type}:" not in served:
+        raise InputError(
+            f"the group moves tensors by {served}, and the state is on {device}: move the model and the "
+            'elements, or call init_process_group("cpu:gloo,cuda:nccl").'
+        )
+
+
+# ---- whether states belong together ----------------------------------------------------------
+
+
+def _checked(state: SetState) -> SetState:
+    if not isinstance(state, SetState):
+        raise StateMismatchError(
+            f"expected a state to merge; got {type(state).__name__}. A process without elements merges "
+            "encoder.initial_state()."
+        )
+    return state.trackable()
+
+
+def _device_of(state: SetState, group: dist.ProcessGroup | None) -> torch.device:
+    """The state's; where there is no state, one on which the others can be told."""
+    if isinstance(state, SetState):
+        return state.device
+    return torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
+
+
+def _description(state: SetState) -> Message:
+    """What can be said of a state, of which ALIKE must be the same everywhere."""
+    flat = _flat(state.statistics)
+    return {
+        "aggregate": "+".join(state.aggregate),
+        "sets": len(state),
+        "weights": state.fingerprint.digest,
+        "statistics": {n: [list(p.shape) for p in ps] for n, ps in state.statistics.items()},
+        "slots": _forms(state.frame),
+        "context": _forms(state.context),
+        "dtype": str(flat.dtype),
+        "grad": torch.is_grad_enabled(),
+        "tracked": flat.requires_grad,
+    }
+
+
+def _forms(tensors: Iterable[Tensor]) -> list[str]:
+    return [f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in tensors]
+
+
+def _refuse_unlike(messages: Sequence[Message]) -> None:
+    for key, (what, remedy) in ALIKE.items():
+        said = [message[key] for message in messages]
+        if any(one != said[0] for one in said):
+            raise StateMismatchError(
+                f"cannot merge the states of {len(said)} processes, which have different {what}: "
+                f"{_by_process(said)}. {remedy}."
+            )
+
+
+def _by_process(said: Iterable[object]) -> str:
+    """Who said what: "3 in processes 0, 2; 4 in process 1"."""
+    ranks: dict[str, list[int]] = {}
+    for rank, one in enumerate(said):
+        ranks.setdefault("none" if one is None else str(one), []).append(rank)
+    return "; ".join(f"{one} in {_processes(who)}" for one, who in ranks.items())
+
+
+def _processes(ranks: Sequence[int]) -> str:
+    return f"process{'es' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def _same_beginning(state: SetState, group: dist.ProcessGroup | None) -> Tensor:
+    """The counts (B,) of all processes together, if all began with the same slots and context."""
+    begun = [state.count, *state.frame, *state.context]
+    counts, *others = _gathered_bytes(begun, group)
+    slots, context = others[: len(state.frame)], others[len(state.frame) :]
+    if strange := _unlike_first(slots):
+        raise StateMismatchError(
+            f"cannot merge the states: those of {_processes(strange)} began with other slots than that "
+            "of process 0. In training, random slots are drawn anew by each process: use "
+            "setfold.fold(..., group=...), which draws them once for all, give initial_state a "
+            "generator of the same seed in every process, or call model.eval()."
+        )
+    if strange := _unlike_first(context):
+        raise StateMismatchError(
+            f"cannot merge the states: those of {_processes(strange)} have other contexts than that of "
+            "process 0. All must follow the same earlier pass, merged over the same group."
+        )
+    return counts.sum(0)
+
+
+def _unlike_first(gathered: Iterable[Tensor]) -> list[int]:
+    """The ranks whose tensors are not, up to rounding, those of the first; each (R, ...)."""
+    strange: set[int] = set()
+    for tensors in gathered:
+        rows = tensors.flatten(1).to(accumulator_dtype(tensors.device))
+        if rows.shape[1]:
+            allowed = max(SAME, 8 * torch.finfo(tensors.dtype).eps) * rows[0].abs().max()
+            alike = (rows[1:] - rows[0]).abs().amax(1) <= allowed  # false of NaN
+            strange.update(rank for rank, same in enumerate(alike.tolist(), 1) if not same)
+    return sorted(strange)
+
+
+# ---- data ------------------------------------------------------------------------------------
+
+
+def _flat(statistics: Statistics) -> Tensor:
+    """All parts in one row (S,), in an order that does not depend on how a state came about."""
+    return torch.cat(
+        [part.reshape(-1) for _, parts in sorted(statistics.items()) for part in parts]
+    )
+
+
+def _named(row: Tensor, like: Statistics) -> Statistics:
+    """The statistics that are laid out in a row (S,)."""
+    ordered = sorted(like.items())
+    pieces = iter(row.split([part.numel() for _, parts in ordered for part in parts]))
+    return {
+        name: tuple(next(pieces).reshape(part.shape) for part in parts) for name, parts in ordered
+    }
+
+
+def _gathered_statistics(state: SetState, group: dist.ProcessGroup | None, tracked: bool) -> Tensor:
+    """The statistics (R, S) of all processes; differentiable if they are in any of them.
+
+    All then take part in the backward pass, each when its own engine gets there. It must get there,
+    even if this shard was empty; and no sooner than in the other processes, or the message would
+    meet one of DistributedDataParallel's, which sends a parameter's gradient once nothing more can
+    come. So all that shaped the state hangs on the gathering, whether this shard made use of it or
+    not.
+    """
+    flat = _flat(state.statistics)
+    if not tracked:
+        return _gathered(flat.detach(), group, "gather the states")
+    always = torch.zeros((), requires_grad=True)
+    shaping = [*state.frame, *state.context, *state.fingerprint.tensors]
+    return _Gathered.apply(group, flat, always, *(t for t in shaping if t.requires_grad))
+
+
+class _Gathered(torch.autograd.Function):
+    """Rows of all processes; going back, each process gets the sum of what all want of its row."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, group: dist.ProcessGroup | None, flat: Tensor, *shaping: Tensor
+    ) -> Tensor:
+        ctx.group = group
+        ctx.shaping = [tensor.detach() for tensor in shaping]
+        return _gathered(flat, group, "gather the states")
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        rank, _ = standing(ctx.group)
+        total = grad.clone(memory_format=torch.contiguous_format)
+        if total.numel():
+            with _watched(ctx.group, "add up the gradients"):
+                dist.all_reduce(total, group=ctx.group)
+        if ctx.needs_input_grad[1]:
+            return None, total[rank], *[None] * len(ctx.shaping)
+        return None, None, *map(torch.zeros_like, ctx.shaping)  # nothing here depends on them
+
+
+def _gathered(tensor: Tensor, group: dist.ProcessGroup | None, doing: str) -> Tensor:
+    """The tensors (R, ...) of all processes, which have the same shape, in the order of ranks."""
+    _, world = standing(group)
+    rows = tensor.new_empty((world, *tensor.shape))
+    if world == 1:
+        return rows.copy_(tensor)
+    if tensor.numel():
+        with _watched(group, doing):
+            dist.all_gather(list(rows.unbind()), tensor.contiguous(), group=group)
+    return rows
+
+
+def _gathered_bytes(tensors: Sequence[Tensor], group: dist.ProcessGroup | None) -> list[Tensor]:
+    """Tensors of several dtypes at once, each as (R, ...); without gradients."""
+    raw = torch.cat([t.detach().contiguous().reshape(-1).view(torch.uint8) for t in tensors])
+    rows = _gathered(raw, group, "compare the states")
+    pieces = rows.split([tensor.nbytes for tensor in tensors], 1)
+    return [
+        piece.contiguous().view(tensor.dtype).reshape(len(rows), *tensor.shape)
+        for piece, tensor in zip(pieces, tensors, strict=True)
+    ]
+
+
+@contextmanager
+def _watched(group: dist.ProcessGroup | None, doing: str) -> Iterator[None]:
+    """A context for one collective: what gloo and nccl raise gets a name, and says what to do."""
+    try:
+        yield
+    except RuntimeError as error:
+        rank, world = standing(group)
+        raise DistributedError(
+            f"process {rank} of {world} could not {doing} with the others: another process has died, "
+            "or did not come within the group's timeout (init_process_group's timeout). Look at the "
+            f"output of the other processes. ({str(error).splitlines()[0]})"
+        ) from error
