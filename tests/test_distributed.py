@@ -164,6 +164,5 @@ def test_the_program_of_the_documentation_learns_the_same_over_any_number_of_pro
             f"process {rank} of {world}" for rank in range(world)
         ]
         losses[world] = {float(line.split("loss ")[1]) for line in said}
-    assert len(losses[1] | losses[2]) <= 2
-    assert max(losses[1] | losses[2]) - min(losses[1] | losses[2]) < 1e-5
-    assert losses[1].pop() < 2.3  # less than chance: it has learnt something
+    ((alone,), (together,)) = losses.values()  # all processes of one launch say the same
+    assert abs(alone - together) < 1e-5
