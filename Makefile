@@ -52,7 +52,7 @@ format: $(DEV_STAMP) ## Format and fix what can be fixed.
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-bench: $(DEV_STAMP) ## Measure speed and memory beside the peers (less than twenty minutes).
+bench: $(DEV_STAMP) ## Measure speed and memory beside the peers (about half an hour).
 	@$(BIN)/python -m bench
 
 docs: $(DOCS_STAMP) ## Run the examples of every page, then build the pages into out/docs.

@@ -16,7 +16,7 @@ from bench.results import FoldCost, Results, Way
 from bench.speed import one_encoding, one_pass
 from bench.timing import Contender, Timings, interleaved
 
-Source = Callable[[], Iterator[Tensor]] | tuple[Tensor, ...]
+Source = Callable[[], Iterator[Tensor]] | tuple[Tensor, ...] | Tensor
 
 
 class Gradient(NamedTuple):
@@ -29,6 +29,7 @@ class Gradient(NamedTuple):
 EXACT = Gradient()
 GRADIENTS = {
     Way.EXACT: EXACT,
+    Way.TENSOR: EXACT,
     Way.UNBIASED_1: Gradient("unbiased", 1),
     Way.UNBIASED_4: Gradient("unbiased", 4),
     Way.UNBIASED_16: Gradient("unbiased", 16),

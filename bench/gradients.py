@@ -25,7 +25,13 @@ from bench.timing import Contender, interleaved
 
 ALL_AT_ONCE = "autograd, model(elements)"
 BY_HAND = "autograd, literal formula"
-ON_LONG_SETS = (Way.EXACT, Way.UNBIASED_1, Way.UNBIASED_16, Way.SUBSET)  # a step may take a minute
+ON_LONG_SETS = (
+    Way.EXACT,
+    Way.TENSOR,
+    Way.UNBIASED_1,
+    Way.UNBIASED_16,
+    Way.SUBSET,
+)  # a step may take a minute
 AGREEMENT_LENGTH = 1_000
 
 
@@ -67,8 +73,8 @@ GRADIENT_NOTES = (
     f"is Linear(d, {FEATURES}), ReLU, Linear({FEATURES}, {FEATURES}); literal is Algorithm 1 in plain torch, behind "
     "the same network, which is what one writes without setfold.",
     f"Folds read chunks of {GRADIENT_CHUNK:,}: where time is measured, from a list; where memory is, from a "
-    "stream that makes each chunk when it is read. Autograd's memory comes on top of the whole set, "
-    f"{NARROW.dim_in * 4} MB for a million elements; of folds, the set is no part.",
+    "stream that makes each chunk when it is read. One tensor is cut by setfold itself. Its memory, and "
+    f"autograd's, comes on top of the whole set, {NARROW.dim_in * 4} MB for a million elements.",
     f"Whole sets whose graph would exceed {GRAPH_LIMIT / 1e3:.0f} GB, by what a shorter one took, are left out. "
     "So is unbiased where a set has fewer chunks than are drawn.",
     "Exact is what autograd computes, without the graph: it reads the set twice. Unbiased is right on "
@@ -144,7 +150,8 @@ def compare_steps(results: Results, plan: Plan, model: Model, length: int) -> No
         if way is Way.WHOLE:
             steps[label] = one_pass(modules[name], elements, True)
         else:
-            steps[label] = one_fold(modules[name], chunks, True, GRADIENTS[way])
+            source = elements if way is Way.TENSOR else chunks
+            steps[label] = one_fold(modules[name], source, True, GRADIENTS[way])
     timings = interleaved(steps, plan.for_gradients(length))
     results.training_steps.append(StepCost(model.title, length, timings))
 

@@ -72,9 +72,10 @@ def _warm_up(module: nn.Module, way: Way, length: int) -> Contender:
 
 
 def _prepared(module: nn.Module, way: Way, length: int) -> Contender:
-    if way is Way.WHOLE:
+    if way in (Way.WHOLE, Way.TENSOR):
         elements = torch.empty(1, length, NARROW.dim_in).uniform_(-1, 1)
-        return one_pass(module, elements, True)
+        run = one_pass if way is Way.WHOLE else one_fold
+        return run(module, elements, True)
     if way in GRADIENTS:
         return one_fold(module, stream(length, GRADIENT_CHUNK), True, GRADIENTS[way])
     return one_fold(module, stream(length), way is Way.TRAINED)
@@ -106,9 +107,8 @@ def main() -> None:
 
 def _forked_peak(case: MemoryCase) -> int:
     """What a process measures that begins as a copy of this one."""
-    module = (PEERS | ENCODERS | ON_FEATURES)[case.name].build(
-        NARROW
-    )  # loads its library, once for all
+    peer = (PEERS | ENCODERS | ON_FEATURES)[case.name]
+    module = peer.build(NARROW)  # loads its library, once for all
     gc.freeze()  # what the fork's garbage collection looked at would be copied into it
     context = multiprocessing.get_context("fork")
     reader, writer = context.Pipe(duplex=False)

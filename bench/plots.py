@@ -181,6 +181,7 @@ def _step_styles() -> dict[str, Style]:
         ALL_AT_ONCE: {"color": COLOURS[0], "linestyle": "--", "marker": "s", "linewidth": 2},
         BY_HAND: {"color": COLOURS[1], "linestyle": "-.", "marker": "^", "linewidth": 2},
         Way.EXACT: {**THICK, "marker": "o"},
+        Way.TENSOR: {**THICK, "linestyle": ":", "marker": "*", "markersize": 11},
         Way.UNBIASED_1: {**hollow, "marker": "v"},
         Way.UNBIASED_4: {**hollow, "marker": "D", "linestyle": "--"},
         Way.UNBIASED_16: {**hollow, "marker": "P", "linestyle": ":", "markersize": 7},

@@ -45,6 +45,7 @@ class Way(StrEnum):
     STREAMED = "fold, forward"
     TRAINED = "fold, forward+backward"
     EXACT = "fold, exact"
+    TENSOR = "fold, exact, one tensor"
     UNBIASED_1 = "fold, unbiased, 1 chunk"
     UNBIASED_4 = "fold, unbiased, 4 chunks"
     UNBIASED_16 = "fold, unbiased, 16 chunks"

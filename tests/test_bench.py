@@ -76,7 +76,7 @@ def test_autograd_is_asked_only_for_what_will_fit():
 def test_no_more_chunks_are_drawn_than_there_are():
     results = Results(FULL)
     asked = [way for way in GRADIENTS if asked_for(MemoryCase("any", way, 50_000), results, FULL)]
-    assert asked == [Way.EXACT, Way.UNBIASED_1, Way.UNBIASED_4, Way.SUBSET]
+    assert asked == [Way.EXACT, Way.TENSOR, Way.UNBIASED_1, Way.UNBIASED_4, Way.SUBSET]
 
 
 def test_a_full_disk_is_reported(tmp_path, monkeypatch):
