@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import reduce
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -15,6 +15,12 @@ from setfold.state import SetState
 from setfold.statistic import Statistics, join
 
 FEATURE_ROWS = 1 << 16  # elements that go through a feature network at once when no graph is kept
+
+
+class Again(NamedTuple):
+    """What is known when a chunk that was absorbed without a graph is absorbed again with one."""
+
+    prepared: Any  # what the encoder derived from the state's frame
 
 
 class Absorber(Protocol):
@@ -37,7 +43,7 @@ def combine_with(
     state: SetState,
     chunk: Chunk,
     combine: Callable[[Statistics, Statistics], Statistics],
-    prepared: Any = None,
+    again: Again | None = None,
 ) -> Statistics:
     """The state's statistics joined with a chunk's, or relieved of them.
 
@@ -46,23 +52,25 @@ def combine_with(
         state: what was seen before.
         chunk: what comes.
         combine: the two statistics into one.
-        prepared: what the encoder derived from the state's frame, if that was done already.
+        again: of a chunk that was absorbed before, without a graph, what is known.
 
     Raises:
         NonFiniteError: the result is not finite. The state is as it was.
     """
     if chunk.index is None and (encoder.own_slots_at_once or not state.has_own_slots):
-        prepared = encoder.prepared_for(state) if prepared is None else prepared
-        found = absorb_dense(encoder, chunk.elements, chunk.mask, state.context, prepared)
+        prepared = encoder.prepared_for(state) if again is None else again.prepared
+        found = absorb_dense(
+            encoder, chunk.elements, chunk.mask, state.context, prepared, cut=again is not None
+        )
         statistics = combine(state.statistics, found)
         chunk.refuse_broken(statistics)
         return statistics
     statistics = {name: tuple(p.clone() for p in ps) for name, ps in state.statistics.items()}
     if state.has_own_slots:
-        arrivals = _set_by_set(encoder, state, chunk)
+        arrivals = _set_by_set(encoder, state, chunk, cut=again is not None)
     else:
-        prepared = encoder.prepared_for(state) if prepared is None else prepared
-        arrivals = _length_by_length(encoder, state, chunk, prepared)
+        prepared = encoder.prepared_for(state) if again is None else again.prepared
+        arrivals = _length_by_length(encoder, state, chunk, prepared, cut=again is not None)
     for sets, found in arrivals:
         held = {name: tuple(p[sets] for p in ps) for name, ps in statistics.items()}
         combined = combine(held, found)
@@ -79,11 +87,21 @@ def absorb_dense(
     mask: Tensor | None,
     context: tuple[Tensor, ...],
     prepared: Any,
+    cut: bool = False,
 ) -> Statistics:
-    """Featurize and absorb; without a graph, some rows at a time, so that memory stays flat."""
+    """Featurize and absorb; without a graph, some rows at a time, so that memory stays flat.
+
+    Args:
+        encoder: whose features and statistics they are.
+        elements: (B, n, ...).
+        mask: (B, n), True where present, or None.
+        context: what features look at besides.
+        prepared: what the encoder derived from the frame.
+        cut: whether to do the same with a graph, so that what is drawn for each row is the same.
+    """
     step = max(1, FEATURE_ROWS // elements.shape[0])
-    at_once = torch.is_grad_enabled() or torch.compiler.is_compiling() or elements.shape[1] <= step
-    if at_once or not encoder.has_features:
+    whole = torch.compiler.is_compiling() or (torch.is_grad_enabled() and not cut)
+    if whole or elements.shape[1] <= step or not encoder.has_features:
         return encoder.absorb(encoder.featurize(elements, mask, context), mask, prepared)
     pieces = elements.split(step, 1)
     masks = [None] * len(pieces) if mask is None else mask.split(step, 1)
@@ -96,25 +114,26 @@ def absorb_dense(
 
 
 def _set_by_set(
-    encoder: Absorber, state: SetState, chunk: Chunk
+    encoder: Absorber, state: SetState, chunk: Chunk, cut: bool
 ) -> Iterator[tuple[Tensor, Statistics]]:
     """What a chunk adds to each set, where each has slots of its own."""
     for number in range(state.batch_size):
         alone, elements, mask = state[number], *chunk.one_set(number)
         if elements.numel():
             prepared = encoder.prepare(alone.frame)
-            found = absorb_dense(encoder, elements, mask, alone.context, prepared)
+            found = absorb_dense(encoder, elements, mask, alone.context, prepared, cut)
             yield torch.tensor([number], device=elements.device), found
 
 
 def _length_by_length(
-    encoder: Absorber, state: SetState, chunk: Chunk, prepared: Any
+    encoder: Absorber, state: SetState, chunk: Chunk, prepared: Any, cut: bool
 ) -> Iterator[tuple[Tensor, Statistics]]:
     """What a ragged chunk adds to the sets of each length, which make dense batches."""
     assert chunk.index is not None
     elements, context = chunk.elements, state.context
     if encoder.has_features and not context:  # each row on its own, so before they are sorted
-        step = elements.shape[0] if torch.is_grad_enabled() else FEATURE_ROWS
+        whole = torch.is_grad_enabled() and not cut
+        step = elements.shape[0] if whole else FEATURE_ROWS
         pieces = elements.unsqueeze(0).split(step, 1)
         elements = torch.cat([encoder.featurize(p, None, ()) for p in pieces], 1).squeeze(0)
     for sets, rows, mask in group_by_length(chunk.index, state.batch_size):
@@ -128,7 +147,9 @@ def mapped(prepared: Any, function: Callable[[Tensor], Tensor]) -> Any:
     """What an encoder prepared, with a function applied to each tensor of it, in tuples or not."""
     if isinstance(prepared, Tensor):
         return function(prepared)
-    if isinstance(prepared, tuple):
+    if isinstance(prepared, dict):
+        return {name: mapped(item, function) for name, item in prepared.items()}
+    if isinstance(prepared, tuple | list):
         items = [mapped(item, function) for item in prepared]
-        return type(prepared)(*items) if hasattr(prepared, "_fields") else tuple(items)
+        return type(prepared)(*items) if hasattr(prepared, "_fields") else type(prepared)(items)
     return prepared

@@ -16,21 +16,23 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import reduce
+from itertools import cycle
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from setfold.errors import DistributedError, InputError, StateMismatchError
 from setfold.kernels.precision import accumulator_dtype
+from setfold.kernels.replay import differentiable_once
 from setfold.state import SetState
 from setfold.statistic import Statistics, join
 
 Message = dict[str, Any]  # what JSON can say
 LONGEST = 1 << 24  # bytes of a message; more are not one, but what another collective sent
 TOLD = 2000  # characters of an error that the other processes get to see
+_TURNS = cycle(range(1, 2**10))  # few, so that sums of squares are exact in float32 too
 SAME = 1e-6  # relative; machines that compute the same slots may round them differently
 MODEL = "Fold every shard with the same model"
 ALIKE = {  # what must be the same in every process: its name, and what to do where it is not
@@ -102,7 +104,8 @@ def all_merge(state: SetState, group: dist.ProcessGroup | None = None) -> SetSta
         return state
     _refuse_unlike(messages)
     count = _same_beginning(state, group)
-    rows = _gathered_statistics(state, group, any(m["tracked"] for m in messages))
+    turn = messages[0]["turn"] if any(m["tracked"] for m in messages) else None
+    rows = _gathered_statistics(state, group, turn)
     statistics = reduce(join, (_named(row, state.statistics) for row in rows.unbind()))
     return state.with_statistics(statistics, count)
 
@@ -157,21 +160,33 @@ def shared_failure(group: dist.ProcessGroup | None, device: torch.device) -> Ite
 
 
 def agree(
-    sets: int | None, seed: int, group: dist.ProcessGroup | None, device: torch.device
+    sets: int | None,
+    seed: int,
+    alike: Message,
+    group: dist.ProcessGroup | None,
+    device: torch.device,
 ) -> tuple[int, int]:
     """What all processes must share at the beginning of a pass: how many sets, and a seed.
 
     Args:
         sets: the number of sets in this process's shard; None if it has no chunks.
         seed: what this process would take; that of process 0 counts.
+        alike: by name, what must be the same everywhere.
         group: the processes.
         device: where the group can move tensors.
 
     Raises:
-        InputError: the shards are not of the same number of sets, or all are empty.
+        InputError: the shards are not of the same number of sets, or all are empty, or something
+            else is not the same everywhere.
     """
     _, world = standing(group)
-    messages = exchange({"sets": sets, "seed": seed}, group, device)
+    messages = exchange({"sets": sets, "seed": seed, "alike": alike}, group, device)
+    for name in alike:
+        said = [message["alike"].get(name) for message in messages]
+        if any(one != said[0] for one in said):
+            raise InputError(
+                f"{name} must be the same in all {world} processes: {_by_process(said)}."
+            )
     found = [m["sets"] for m in messages]
     numbers = {number for number in found if number is not None}
     if not numbers:
@@ -280,6 +295,7 @@ def _description(state: SetState) -> Message:
         "dtype": str(flat.dtype),
         "grad": torch.is_grad_enabled(),
         "tracked": flat.requires_grad,
+        "turn": next(_TURNS),
     }
 
 
@@ -360,8 +376,15 @@ def _named(row: Tensor, like: Statistics) -> Statistics:
     }
 
 
-def _gathered_statistics(state: SetState, group: dist.ProcessGroup | None, tracked: bool) -> Tensor:
+def _gathered_statistics(
+    state: SetState, group: dist.ProcessGroup | None, turn: int | None
+) -> Tensor:
     """The statistics (R, S) of all processes; differentiable if they are in any of them.
+
+    Args:
+        state: of this process.
+        group: the processes.
+        turn: a number by which all know this gathering again; None without gradients.
 
     All then take part in the backward pass, each when its own engine gets there. It must get there,
     even if this shard was empty; and no sooner than in the other processes, or the message would
@@ -370,11 +393,11 @@ def _gathered_statistics(state: SetState, group: dist.ProcessGroup | None, track
     not.
     """
     flat = _flat(state.statistics)
-    if not tracked:
+    if turn is None:
         return _gathered(flat.detach(), group, "gather the states")
     always = torch.zeros((), requires_grad=True)
     shaping = [*state.frame, *state.context, *state.fingerprint.tensors]
-    return _Gathered.apply(group, flat, always, *(t for t in shaping if t.requires_grad))
+    return _Gathered.apply(group, turn, flat, always, *(t for t in shaping if t.requires_grad))
 
 
 class _Gathered(torch.autograd.Function):
@@ -382,23 +405,30 @@ class _Gathered(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, group: dist.ProcessGroup | None, flat: Tensor, *shaping: Tensor
+        ctx: Any, group: dist.ProcessGroup | None, turn: int, flat: Tensor, *shaping: Tensor
     ) -> Tensor:
-        ctx.group = group
+        ctx.group, ctx.turn = group, float(turn)
         ctx.shaping = [tensor.detach() for tensor in shaping]
         return _gathered(flat, group, "gather the states")
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        rank, _ = standing(ctx.group)
-        total = grad.clone(memory_format=torch.contiguous_format)
-        if total.numel():
-            with _watched(ctx.group, "add up the gradients"):
-                dist.all_reduce(total, group=ctx.group)
-        if ctx.needs_input_grad[1]:
-            return None, total[rank], *[None] * len(ctx.shaping)
-        return None, None, *map(torch.zeros_like, ctx.shaping)  # nothing here depends on them
+        rank, world = standing(ctx.group)
+        turns = grad.new_tensor([ctx.turn, ctx.turn**2])
+        total = torch.cat([grad.reshape(-1), turns])
+        with _watched(ctx.group, "add up the gradients"):
+            dist.all_reduce(total, group=ctx.group)
+        turn, square = total[-2:].tolist()
+        if turn**2 != world * square:  # equal only where all numbers are
+            raise DistributedError(
+                f"the {world} processes run the backward passes of different states at the same time. All must "
+                "call backward in the same order."
+            )
+        if ctx.needs_input_grad[2]:
+            own = total[:-2].view_as(grad)[rank]
+            return None, None, own, *[None] * len(ctx.shaping)
+        return None, None, None, *map(torch.zeros_like, ctx.shaping)  # nothing here depends on them
 
 
 def _gathered(tensor: Tensor, group: dist.ProcessGroup | None, doing: str) -> Tensor:

@@ -397,8 +397,8 @@ class StreamingSetEncoder(SetEncoder):
             raise StateMismatchError(
                 f"this state was not made by this {type(self).__name__} as it is now: its aggregate "
                 f"({'+'.join(state.aggregate)}) or its weights differ. States do not survive a "
-                "change of weights; fold the set anew with encoder.initial_state(). (BatchNorm in "
-                "training mode changes with every chunk: call model.eval().)"
+                "change of weights; fold the set anew with encoder.initial_state(). (BatchNorm and "
+                "spectral_norm in training mode change with every chunk: call model.eval().)"
             )
         return state.with_statistics(state.statistics, state.count, mine)
 

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
 
 from setfold import distributed
 from setfold.encoder import SetEncoder, StreamingSetEncoder
 from setfold.errors import InputError
 from setfold.fingerprint import first_tensor
 from setfold.passes import MultiPassSetEncoder
-from setfold.piece import Array, Tiles
+from setfold.piece import Array, Tiles, kind_of
 from setfold.replaying import Begin, Begun, absorbed, replayable_fold
 from setfold.source import Chunks, Source, fresh_seed, seeded
 
@@ -84,24 +85,28 @@ def fold(
     # without gradients there is nothing to choose, and autograd keeps nothing
     way = gradient if torch.is_grad_enabled() else AUTOGRAD
     like = first_tensor((encoder,))
+    costly = not isinstance(foldable, StreamingSetEncoder) or foldable.has_features
     if isinstance(chunks, Array):
-        costly = not isinstance(foldable, StreamingSetEncoder) or foldable.has_features
         chunks = _cut(chunks, mask, index, batch_size, costly)
     elif mask is not None or index is not None:
         raise InputError("give each chunk its own mask or index, as a pair (elements, index).")
     source = Source(
         chunks,
         like=like,
-        again=foldable.passes != 1 or way in (EXACT, UNBIASED),
-        draws=any(module.training for module in encoder.modules()),
+        again=foldable.passes != 1 or way == EXACT,
+        draws=foldable.passes != 1 or way in (EXACT, UNBIASED),
+        careful=costly,
         batch_size=batch_size,
+        apart=0 if group is None else distributed.standing(group)[0],
     )
     if way == SUBSET:
         source = source.drawn(samples)
     _refuse_lost(foldable, source, way)
     one_pass = _pass(way, source, samples)
     if group is not None:
-        one_pass = partial(_together, one_pass, group, like)
+        device = torch.device("cpu") if like is None else like.device
+        alike = {"gradient": way, "training": encoder.training}
+        one_pass = partial(_together, one_pass, group, device, alike)
     return _folded(foldable, source, one_pass)
 
 
@@ -109,6 +114,9 @@ def _cut(
     elements: Array, mask: Array | None, index: Array | None, batch_size: int | None, costly: bool
 ) -> Tiles:
     """Whole sets as chunks: dense ones along their elements, ragged ones along their rows."""
+    for name, given in (("mask", mask), ("index", index)):
+        if not isinstance(given, Array | None):
+            raise InputError(f"{name} must be a tensor or an array; got {kind_of(given)}.")
     if mask is not None and index is not None:
         raise InputError("give a mask for dense sets or an index for ragged ones, not both.")
     if mask is not None and mask.dtype not in (torch.bool, np.bool_):
@@ -160,13 +168,17 @@ def _plain_fold(begin: Begin, source: Source) -> Begun:
 
 
 def _together(
-    one_pass: Pass, group: ProcessGroup, like: Tensor | None, begin: Begin, source: Source
+    one_pass: Pass,
+    group: ProcessGroup,
+    device: torch.device,
+    alike: dict[str, Any],
+    begin: Begin,
+    source: Source,
 ) -> Begun:
     """One pass over the chunks of all processes: the same slots for all, and one state in the end."""
-    device = torch.device("cpu") if like is None else like.device
 
     def begin_alike(sets: int | None) -> Begun:
-        agreed, seed = distributed.agree(sets, fresh_seed(), group, device)
+        agreed, seed = distributed.agree(sets, fresh_seed(), alike, group, device)
         with seeded(seed, device):
             return begin(agreed)
 
@@ -209,11 +221,14 @@ def _refuse_lost(encoder: Foldable, source: Source, way: str) -> None:
 def _refuse_batch_norm(encoder: Foldable) -> None:
     """Raise if what an element is depends on the chunk that it comes in; a head may do as it likes."""
     for module in _shaping(encoder):
-        if module.training and isinstance(module, _BatchNorm):
+        if not isinstance(module, _BatchNorm):
+            continue
+        if module.training or module.running_mean is None:
+            mode = "in training mode" if module.training else "without running statistics"
             raise InputError(
-                f"{type(encoder).__name__} is folded chunk by chunk, and {type(module).__name__} in training "
-                "mode makes something else of an element in every chunk. Call model.eval(), or keep "
-                "such layers in the head."
+                f"{type(encoder).__name__} is folded chunk by chunk, and {type(module).__name__} {mode} makes "
+                "something else of an element in every chunk. Call model.eval(), or keep such layers in the "
+                "head of the whole model."
             )
 
 
@@ -227,6 +242,10 @@ def _shaping(encoder: Foldable) -> set[nn.Module]:
 
 def _foldable(encoder: Any) -> Foldable:
     if isinstance(encoder, Foldable):
+        if any(map(is_lazy, encoder.parameters())):
+            raise InputError(
+                "a lazy layer does not know its size yet: call the model on a few elements before it is folded."
+            )
         return encoder
     if isinstance(encoder, SetEncoder):
         reason = getattr(encoder, "obstacle", "it has no states")
@@ -234,4 +253,7 @@ def _foldable(encoder: Any) -> Foldable:
             f"{type(encoder).__name__} cannot be folded ({reason}): call it on whole sets, or use an "
             "encoder whose `passes` is not None."
         )
-    raise InputError(f"fold takes a set encoder; got {type(encoder).__name__}.")
+    raise InputError(
+        f"fold takes a set encoder; got {type(encoder).__name__}. Of a model that is wrapped or compiled, fold the "
+        "encoder inside; its features may be compiled."
+    )

@@ -20,6 +20,7 @@ TILE_BYTES = 1 << 24  # of a whole tensor, looked at at once
 COSTLY_ROWS = 1 << 14  # elements of all sets together, where much is made of each
 DIGESTS = 2**64
 NOTHING: Digest = (0, 0)
+SPREAD = 0x9E3779B1  # odd, and its multiples have no pattern
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of a number
 KINDS = "chunks are tensors or arrays (B, n, d), or pairs (elements, mask) or (elements, index)"
 
@@ -37,10 +38,14 @@ class Piece:
         beside = (None if part is None else part.clone() for part in (self.mask, self.index))
         return Piece(self.elements.clone(), *beside)
 
-    def digest(self) -> Digest:
-        """What tells a piece from others: sums, so cheap, exact, and the same in any order.
+    def digest(self, careful: bool) -> Digest:
+        """What tells a piece from others: a sum of its bits, so cheap and the same in any order of rows.
 
         Which set a row is in counts; what the mask hides does not.
+
+        Args:
+            careful: whether the place of a number in its row counts too, and its bits not each for
+                itself: negating all numbers leaves a plain sum as it was, if there are even many.
         """
         elements = self.elements
         bits = BITS.get(elements.element_size())
@@ -50,6 +55,9 @@ class Piece:
         wide = torch.int64 if bits == torch.int64 else torch.int32
         weights = self._weights().to(wide)
         numbers = elements.detach().view(bits)
+        if careful:
+            places = torch.arange(numbers.shape[-1], device=numbers.device) * SPREAD | 1
+            numbers = (numbers ^ (numbers >> 11)) * places.to(wide)
         sums = numbers.sum(tuple(range(weights.dim(), numbers.dim())), dtype=wide)
         total = int((sums * weights).sum(dtype=wide)) << (0 if wide == torch.int64 else 32)
         shown = elements.numel() * int(weights.count_nonzero()) // weights.numel()

@@ -14,18 +14,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
-from setfold.absorbing import combine_with, mapped
+from setfold.absorbing import Again, combine_with, mapped
 from setfold.chunk import Chunk
 from setfold.encoder import StreamingSetEncoder
 from setfold.errors import InputError, StateMismatchError
 from setfold.kernels.precision import accumulator_dtype, autocasts
-from setfold.kernels.replay import gradients_only
+from setfold.kernels.replay import differentiable_once, gradients_only
 from setfold.piece import Piece
 from setfold.source import CHANGED, Sample, Source
 from setfold.state import SetState
-from setfold.statistic import STATISTICS, Statistics, pull
+from setfold.statistic import STATISTICS, Statistics, join, pull
 
 Begun = tuple[StreamingSetEncoder, SetState]
 Begin = Callable[[int | None], Begun]  # of a number of sets; None where there are no chunks to tell
@@ -69,6 +68,7 @@ class _Replay:
         self.wanting: dict[int, Tensor] = {}  # by number, elements that want gradients themselves
         self.modes = [(module, module.training) for module in encoder.modules()]
         self.autocast = _autocast_now(empty.device)
+        self.epsilon = _epsilon(empty)
         self.parameters = _trained(encoder)
         # What is derived from weights and slots is derived once: its gradients are collected over
         # all chunks before they go on to the weights.
@@ -77,6 +77,11 @@ class _Replay:
         self.blank = _with_leaves(encoder, empty)
         self.state = self.blank.with_statistics(self.blank.statistics, empty.count)
         self.state.prepared = mapped(self.prepared, Tensor.detach)
+        # No gradient of a sum depends on the sum, and where elements meet nothing but what was prepared
+        # nothing can come out otherwise. So the sums are made for one chunk only, for comparison.
+        self.first: Statistics = {}
+        sums = set(empty.statistics) == {"sum"}
+        self.only_sums = sums and encoder.defers and not encoder.has_features
         self.origins = {  # the chunk that a maximum was found in, the first of them
             name: tuple(torch.full_like(part, NOBODY, dtype=torch.long) for part in parts)
             for name, parts in empty.statistics.items()
@@ -96,6 +101,8 @@ class _Replay:
             for origin, old, new in zip(origins, *parts, strict=True):
                 origin.masked_fill_(new != old, _known(number))
         self.state = after
+        if number == 0:
+            self.first = after.statistics
         if self.sample is not None:
             self.sample.offer(number, piece)
 
@@ -125,12 +132,25 @@ class _Replay:
         shared = [*self.blank.frame, *self.blank.context, *_tensors(self.leaves), *self.parameters]
         totals: list[Tensor | None] = [None] * len(shared)
         of_chunks: dict[int, Tensor] = {}
-        with _in_modes(self.modes):
+        joined: Statistics | None = None
+        with _in_modes(self.modes), _without_hooks(self.parameters):
             for number, piece in self._pieces():
-                *found, own = self._gradients_of(number, piece, grads, shared)
-                totals = [_added(total, grad) for total, grad in zip(totals, found, strict=True)]
-                if own is not None:
-                    of_chunks[_known(number)] = own
+                leaf, found = self._absorbed_again(number, piece)
+                if found is None:
+                    continue
+                if joined is None:
+                    _refuse_strangers(found, [*shared, leaf])
+                values = _detached(found)
+                if number == 0:
+                    self._refuse_unfaithful(self.first, values)
+                joined = values if joined is None else join(joined, values)
+                own = pull(self._claimed(number, grads), self.state.statistics, values)
+                *added, of_leaf = _gradients_of(found, own, [*shared, leaf])
+                totals = [_added(total, grad) for total, grad in zip(totals, added, strict=True)]
+                if of_leaf is not None:
+                    of_chunks[_known(number)] = of_leaf
+        if joined is not None and self.sample is None and not self.only_sums:
+            self._refuse_unfaithful(self.state.statistics, joined)
         for total, tensor in zip(totals, shared, strict=True):
             yield None if total is None else total.to(tensor.dtype)
         yield from map(of_chunks.get, self.wanting)
@@ -144,23 +164,35 @@ class _Replay:
             if not picks_only or _known(number) in winners:
                 yield number, piece
 
-    def _gradients_of(
-        self, number: int | None, piece: Piece, grads: Statistics, shared: Sequence[Tensor]
-    ) -> Sequence[Tensor | None]:
-        """What one chunk adds to the gradients of what is shared; and those of its elements, last."""
+    def _absorbed_again(self, number: int | None, piece: Piece) -> tuple[Tensor, Statistics | None]:
+        """A chunk's elements and its own statistics, as they were, with a graph; None of no elements."""
         wants = bool(self.wanting) and _known(number) in self.wanting
         leaf = piece.elements.detach().requires_grad_(wants)
-        sums_only = set(grads) == {"sum"}  # of which no gradient depends on the sums themselves
-        with torch.enable_grad(), self.source.same_draws(number, leaf.device):
-            with self.autocast(), gradients_only() if sums_only else nullcontext():
-                chunk = Chunk.checked(
-                    leaf, piece.mask, piece.index, sets=len(self.blank), width=self.encoder.dim_in
-                )
-                if chunk.is_empty():
-                    return [None] * (len(shared) + 1)
-                found = combine_with(self.encoder, self.blank, chunk, _alone, self.leaves)
-            own = pull(self._claimed(number, grads), self.state.statistics, _detached(found))
-            return _gradients_of(found, own, [*shared, leaf])
+        with (
+            torch.enable_grad(),
+            self.autocast(),
+            self.source.same_draws(number, leaf.device),
+            gradients_only() if self.only_sums and number != 0 else nullcontext(),
+        ):
+            sets, width = len(self.blank), self.encoder.dim_in
+            chunk = Chunk.checked(leaf, piece.mask, piece.index, sets=sets, width=width)
+            if chunk.is_empty():
+                return leaf, None
+            return leaf, combine_with(self.encoder, self.blank, chunk, _alone, Again(self.leaves))
+
+    def _refuse_unfaithful(self, then: Statistics, now: Statistics) -> None:
+        """Raise if chunks, seen again, are not what they were; rounding aside."""
+        room = self.epsilon * max(1, int(self.state.count.max()))
+        for name, parts in then.items():
+            for old, new in zip(parts, now[name], strict=True):
+                apart = torch.where(old == new, 0, old - new).abs().max()
+                size = torch.where(old.isfinite(), old, 0).abs().max()
+                if not float(apart) <= self.epsilon**0.5 * float(size) + room:
+                    raise InputError(
+                        "the backward pass does not find again what the fold found: the chunks or the model "
+                        "were changed since, or something draws random numbers that are not torch's. Call "
+                        'backward before changes, or use fold(..., gradient="autograd"), which keeps its graph.'
+                    )
 
     def _claimed(self, number: int | None, grads: Statistics) -> Statistics:
         """The gradients, but of each maximum only where this chunk was the first to reach it."""
@@ -178,8 +210,9 @@ class _Replay:
             a is not b for a, b in zip(now, self.parameters, strict=True)
         ):
             raise InputError(
-                "the encoder has other parameters in the backward pass than it had in the fold, as under "
-                'torch.func.functional_call: use fold(..., gradient="autograd"), which keeps its graph.'
+                "the encoder trains other parameters in the backward pass than it did in the fold: they were "
+                "exchanged, as torch.func.functional_call does, or requires_grad was switched. Call backward "
+                'before that, or use fold(..., gradient="autograd"), which keeps its graph.'
             )
         if not self.empty.fingerprint.is_current():
             raise StateMismatchError(
@@ -198,7 +231,7 @@ class _Tracked(torch.autograd.Function):
         return tuple(tensor.clone() for tensor in tensors[:number])
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         flat = iter(grads)
         statistics = ctx.replay.state.statistics
@@ -288,6 +321,46 @@ def _gradients_of(
         return (None,) * len(wanted)
     found = iter(torch.autograd.grad(outputs, inputs, weights, allow_unused=True))
     return tuple(next(found) if tensor.requires_grad else None for tensor in wanted)
+
+
+def _refuse_strangers(found: Statistics, known: Sequence[Tensor]) -> None:
+    """Raise if statistics depend on something that wants gradients and would not get them."""
+    ours = {id(tensor) for tensor in known}
+    waiting = [part.grad_fn for parts in found.values() for part in parts]
+    seen: set[Any] = {None}
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)  # of the end of a graph
+        if variable is not None and id(variable) not in ours:
+            raise InputError(
+                f"the elements meet a tensor {tuple(variable.shape)} that wants a gradient and is no parameter of "
+                "the encoder, so a replay cannot give it one: make it a parameter or a context, detach it, or use "
+                'fold(..., gradient="autograd"), which keeps its graph.'
+            )
+        waiting += [following for following, _ in getattr(node, "next_functions", ())]
+
+
+def _epsilon(state: SetState) -> float:
+    """How far apart neighbouring numbers are, of those that statistics are computed from."""
+    if autocasts(state.device):
+        return torch.finfo(torch.get_autocast_dtype(state.device.type)).eps
+    return torch.finfo(state.fingerprint.dtype or torch.float32).eps
+
+
+@contextmanager
+def _without_hooks(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """A context in which hooks on gradients wait: they are for the sum over all chunks, which follows."""
+    hooks = [parameter._backward_hooks for parameter in parameters]
+    try:
+        for parameter in parameters:
+            parameter._backward_hooks = None
+        yield
+    finally:
+        for parameter, own in zip(parameters, hooks, strict=True):
+            parameter._backward_hooks = own
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from setfold.errors import InputError
-from setfold.piece import KINDS, NOTHING, Array, Digest, Piece, added, kind_of, piece_of
+from setfold.piece import KINDS, NOTHING, SPREAD, Array, Digest, Piece, added, kind_of, piece_of
 
 Chunks = Array | Iterable[Any] | Callable[[], Iterable[Any]]
 SEEDS = 2**62
@@ -34,7 +34,9 @@ class Source:
         like: Tensor | None,
         again: bool,
         draws: bool,
+        careful: bool,
         batch_size: int | None = None,
+        apart: int = 0,
     ) -> None:
         """Take chunks, or a function that opens a stream of them.
 
@@ -42,8 +44,10 @@ class Source:
             chunks: tensors or arrays (B, n_i, d), or pairs with a mask or an index.
             like: a weight, whose dtype and device arrays are given.
             again: whether they will be read again, if they can be.
-            draws: whether something that is done to the chunks may draw random numbers.
+            draws: whether what is done to a chunk shall meet the same random numbers every time.
+            careful: whether to look closely at whether they are still the same.
             batch_size: the number of sets of ragged chunks; of 1, an index may be left out.
+            apart: another number for each process, so that all draw differently.
         """
         if not (isinstance(chunks, Iterable) or callable(chunks)):
             raise InputError(
@@ -53,7 +57,9 @@ class Source:
         self._chunks = chunks
         self._like = like
         self._again = again and self.repeatable
-        self._draws = draws and again  # an iterator's chunks are met again if they are kept
+        self._draws = draws
+        self._careful = careful
+        self._apart = apart
         self._batch_size = batch_size
         self._seed: int | None = None
         self._first: tuple[Digest, array[int]] | None = None  # of all chunks, and of each
@@ -94,7 +100,7 @@ class Source:
         numbers = None if self._first is None else _Numbers(self._first[1])
         for place, given in enumerate(self._opened()):
             piece = self._piece(given)
-            digest = piece.digest()
+            digest = piece.digest(self._careful)
             total = added(total, digest)
             if numbers is None:
                 keys.append(hash(digest))
@@ -123,13 +129,9 @@ class Source:
         if not self._draws:
             return nullcontext()
         if number is None:
-            raise InputError(
-                f"{CHANGED}: one of them holds other numbers now, or is cut in another place, and a model in "
-                "training mode may draw random numbers, as dropout does. Leave shuffling out, or call "
-                "model.eval()."
-            )
+            return _undrawn(device)
         if self._seed is None:
-            self._seed = fresh_seed()
+            self._seed = (fresh_seed() + self._apart * SPREAD) % SEEDS
         return seeded(self._seed + number, device)
 
     def _opened(self) -> Iterable[Any]:
@@ -143,6 +145,11 @@ class Source:
     def _piece(self, given: Any) -> Piece:
         piece = given if isinstance(given, Piece) else piece_of(given, self._like)
         if self._batch_size == 1 and piece.mask is None and piece.index is None:
+            if piece.elements.dim() == 3 and piece.elements.shape[0] == 1:
+                raise InputError(
+                    f"with batch_size=1 chunks are rows (N, d); got {tuple(piece.elements.shape)}. Leave batch_size "
+                    "out, or give an index of zeros if each element is of two dimensions."
+                )
             return Piece(piece.elements.unsqueeze(0))  # every row is of the only set there is
         return piece
 
@@ -166,6 +173,20 @@ class Sample:
 def fresh_seed() -> int:
     """A seed that follows from torch's own."""
     return int(torch.randint(SEEDS, ()))
+
+
+@contextmanager
+def _undrawn(device: torch.device) -> Iterator[None]:
+    """A context for a chunk that is cut in another place, in which nothing may draw."""
+    cpu = device.type == "cpu"
+    generator = torch if cpu else getattr(torch, device.type)
+    before = generator.get_rng_state()
+    yield
+    if not torch.equal(generator.get_rng_state(), before):
+        raise InputError(
+            f"{CHANGED}: one of them holds other numbers now, or is cut in another place, and the model draws "
+            "random numbers, as dropout does. Leave shuffling out, or call model.eval()."
+        )
 
 
 @contextmanager
@@ -201,6 +222,7 @@ class _Numbers:
 def _refuse_other(first: Digest, now: Digest) -> None:
     if first != now:
         raise InputError(
-            f"{CHANGED}: the first time they held {first[0]} numbers, now {now[0]}, or other ones. Read from a list, a file or a function "
-            "that opens the stream anew; leave random augmentation out."
+            f"{CHANGED}: the first time they held {first[0]} numbers, now {now[0]}, or other ones. Read from a "
+            "list, a file or a function that opens the stream anew; leave random augmentation out, and "
+            "layers that change their input in place."
         )

@@ -140,17 +140,17 @@ def another_device(rank, world):
 
 @case()
 def agreement(rank, world):
-    assert agree(None if rank == 1 else 5, 7 + rank, None, CPU) == (5, 7)
+    assert agree(None if rank == 1 else 5, 7 + rank, {}, None, CPU) == (5, 7)
     sets = 5 + last(rank, world)
-    text = raises(InputError, "not of the same number of sets", agree, sets, 0, None, CPU)
+    text = raises(InputError, "not of the same number of sets", agree, sets, 0, {}, None, CPU)
     assert f"6 in process {world - 1})" in text
-    raises(InputError, f"none of the {world} processes has any", agree, None, 0, None, CPU)
+    raises(InputError, f"none of the {world} processes has any", agree, None, 0, {}, None, CPU)
 
 
 @case()
 def a_failure_is_told(rank, world):
     """Of whatever is to come next, and more than once."""
-    for step in (partial(agree, 1, 0, None, CPU), lambda: all_merge(state_of(make()))):
+    for step in (partial(agree, 1, 0, {}, None, CPU), lambda: all_merge(state_of(make()))):
 
         def work(step=step):
             with shared_failure(None, CPU):
@@ -163,7 +163,7 @@ def a_failure_is_told(rank, world):
         else:
             told = f"process {world - 1} of {world} failed: OSError: the disk is full"
             raises(DistributedError, told, work)
-    assert agree(1, 0, None, CPU)[0] == 1  # and then they go on
+    assert agree(1, 0, {}, None, CPU)[0] == 1  # and then they go on
 
 
 @case()
@@ -173,7 +173,7 @@ def failures_in_all(rank, world):
             raise OSError(f"disk {rank} is full")
 
     raises(OSError, f"disk {rank} is full", work)
-    assert agree(1, 0, None, CPU)[0] == 1
+    assert agree(1, 0, {}, None, CPU)[0] == 1
 
 
 @case()
@@ -184,7 +184,7 @@ def a_failure_that_all_know_is_not_told_again(rank, world):
 
     if last(rank, world):
         raises(DistributedError, "known", work)
-    assert agree(1, 0, None, CPU)[0] == 1  # no news
+    assert agree(1, 0, {}, None, CPU)[0] == 1  # no news
 
 
 @case(timeout=1)

@@ -179,6 +179,37 @@ def fold_of_a_shard_that_cannot_be_read(rank, world):
 
 
 @case()
+def backward_in_different_orders(rank, world):
+    model, chunks = make(), [draw(1, 3, 3, seed=rank)]
+    folds = [setfold.fold(model, chunks, group=dist.group.WORLD) for _ in range(2)]
+    order = folds if rank == 0 else folds[::-1]
+    raises(DistributedError, "same order", order[0].sum().backward)
+
+
+@case()
+def fold_in_different_ways_at_once(rank, world):
+    model, chunks = make(), [draw(1, 3, 3, seed=rank)] * 2
+    gradient = "exact" if rank else "subset"
+    fold = partial(setfold.fold, model, chunks, group=dist.group.WORLD)
+    raises(InputError, "gradient must be the same", fold, gradient=gradient)
+    model.train(rank == 0)
+    raises(InputError, "training must be the same", fold)
+
+
+@case()
+def dropout_differs_between_processes_that_began_alike(rank, world):
+    torch.manual_seed(0)
+    model = setfold.DeepSets(nn.Dropout(0.5), 3, "sum")
+    shard = [torch.ones(1, 50, 3), torch.ones(1, 50, 3)]
+    made = []
+    model.features.register_forward_hook(lambda *args: made.append(args[-1].detach()))
+    setfold.fold(model, shard, group=dist.group.WORLD)
+    others = [torch.empty_like(made[0]) for _ in range(world)]
+    dist.all_gather(others, made[0].contiguous())
+    assert not torch.equal(others[0], others[1])
+
+
+@case()
 def fold_of_nothing_anywhere(rank, world):
     raises(InputError, "at least one chunk", setfold.fold, make(), [], group=dist.group.WORLD)
     compare(rank, world, make())

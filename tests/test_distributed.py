@@ -110,9 +110,9 @@ def test_one_process_has_the_whole_set():
 @pytest.mark.usefixtures("alone")
 def test_one_process_agrees_with_itself():
     assert exchange({"a": [1, None]}, None, CPU) == [{"a": [1, None]}]
-    assert agree(3, 2**61, None, CPU) == (3, 2**61)
+    assert agree(3, 2**61, {}, None, CPU) == (3, 2**61)
     with pytest.raises(InputError, match="at least one chunk"):
-        agree(None, 0, None, CPU)
+        agree(None, 0, {}, None, CPU)
 
 
 @pytest.mark.usefixtures("alone")

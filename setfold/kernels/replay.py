@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from setfold.errors import InputError
 from setfold.kernels.precision import accumulator_dtype
 from setfold.kernels.tiles import tiles
+
+Gradients = tuple[Tensor | None, ...]
 
 # A tile function: (elements (b, r, d), mask (b, r) | None, *tensors) -> its sum, (b, ...).
 TileFunction = Callable[..., Tensor]
@@ -36,6 +39,26 @@ def gradients_only() -> Iterator[None]:
 def values_wanted() -> bool:
     """Whether sums are wanted for themselves."""
     return _values_wanted.get()
+
+
+def differentiable_once(backward: Callable[..., Gradients]) -> Callable[..., Gradients]:
+    """A backward pass that recomputes, and has no graph of its own for second derivatives.
+
+    torch's once_differentiable says so only where the gradient that comes in depends on something, and else
+    leaves the second derivative out without a word.
+    """
+
+    @wraps(backward)
+    def checked(ctx: Any, *grads: Tensor) -> Gradients:
+        if torch.is_grad_enabled():  # create_graph=True
+            raise InputError(
+                "there are no second derivatives here (create_graph=True): what is large is computed again for "
+                "its gradients, and leaves no graph. Fold chunks of at most 4,096 elements with "
+                'gradient="autograd", or call the encoder on sets as small as that.'
+            )
+        return backward(ctx, *grads)
+
+    return checked
 
 
 def summed_over_tiles(
@@ -89,7 +112,7 @@ class _Replay(torch.autograd.Function):
         return sums
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         elements, mask, *tensors = ctx.saved_tensors
         need_elements, _, *need_tensors = ctx.needs_input_grad[2:]

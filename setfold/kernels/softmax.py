@@ -15,11 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
 from setfold.kernels.precision import accumulator_dtype
-from setfold.kernels.replay import replayed_gradients
+from setfold.kernels.replay import differentiable_once, replayed_gradients
 from setfold.kernels.scores import FoldedScores, Scores
 from setfold.kernels.sums import PLAIN_ROWS, transposed_product
 from setfold.kernels.tiles import tile_rows, tiles
@@ -137,7 +136,7 @@ class _Streamed(torch.autograd.Function):
         return peak, sums
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: Any, _: Tensor, sums_grad: Tensor) -> tuple[Tensor | None, ...]:
         elements, mask, peak, *tensors = ctx.saved_tensors
         need_elements, _, _, *need_tensors = ctx.needs_input_grad

@@ -16,11 +16,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear, pad
 
 from setfold.kernels.precision import accumulator_dtype
-from setfold.kernels.replay import summed_over_tiles, values_wanted
+from setfold.kernels.replay import differentiable_once, summed_over_tiles, values_wanted
 from setfold.kernels.scores import EPSILON, FoldedScores, Scores, weigh, weigh_
 from setfold.kernels.tiles import tile_rows, tiles
 
@@ -183,7 +182,7 @@ class _FoldedSums(torch.autograd.Function):
         return _folded_forward(elements, mask, attention, matrix)
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: Any, sums_grad: Tensor) -> tuple[Tensor | None, ...]:
         elements, mask, augmented = ctx.saved_tensors
         batch, length, width = elements.shape
