@@ -16,7 +16,7 @@ from setfold.errors import InputError
 Array = Tensor | np.ndarray
 Digest = tuple[int, int]  # how many numbers there are, and a sum of their bits, set by set
 
-TILE_BYTES = 1 << 24  # of a whole tensor, looked at at once
+TILE_BYTES = 1 << 22  # of a whole tensor, looked at at once
 COSTLY_ROWS = 1 << 14  # elements of all sets together, where much is made of each
 DIGESTS = 2**64
 NOTHING: Digest = (0, 0)

@@ -167,6 +167,8 @@ class _Replay:
     def _absorbed_again(self, number: int | None, piece: Piece) -> tuple[Tensor, Statistics | None]:
         """A chunk's elements and its own statistics, as they were, with a graph; None of no elements."""
         wants = bool(self.wanting) and _known(number) in self.wanting
+        if wants and not torch.equal(piece.elements, self.wanting[_known(number)]):
+            _known(None)  # the same rows in another order, whose gradients would be mixed up
         leaf = piece.elements.detach().requires_grad_(wants)
         with (
             torch.enable_grad(),

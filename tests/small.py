@@ -90,3 +90,17 @@ def assert_ragged_is_dense(encoder, sets):
     for number in range(sets):
         alone = encoder(rows[index == number].unsqueeze(0))
         assert_close(found[number : number + 1], alone, **TIGHT)
+
+
+def gradients(encoding, wanted):
+    """The gradients of one number made of the encoding; zeros where there is none."""
+    if not encoding.requires_grad:
+        return [torch.zeros_like(w) for w in wanted]
+    loss = (encoding * draw(*encoding.shape, seed=5)).sum()
+    found = torch.autograd.grad(loss, wanted, allow_unused=True)
+    return [torch.zeros_like(w) if g is None else g for g, w in zip(found, wanted, strict=True)]
+
+
+def assert_alike(found, expected):
+    scale = max([1.0, *(float(e.detach().abs().max()) for e in expected if e.numel())])
+    assert_close(list(found), list(expected), rtol=1e-12, atol=1e-12 * scale)

@@ -8,9 +8,8 @@ from torch import nn
 from torch.testing import assert_close
 
 import setfold
+from setfold.folding import GRADIENTS
 from tests.small import AGGREGATES, TIGHT, draw, make
-
-GRADIENTS = ["exact", "unbiased", "subset", "autograd"]
 
 
 @pytest.mark.parametrize("grad", [True, False])

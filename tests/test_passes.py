@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 import setfold
 from tests import memory
-from tests.small import TIGHT, draw
+from tests.small import TIGHT, draw, gradients
 
 
 class Gate(nn.Module):
@@ -57,12 +57,6 @@ PARTITIONS = ([20], [1] * 20, [0, 7, 0, 12, 1])
 def encoder(request):
     torch.manual_seed(0)
     return ENCODERS[request.param]().double().eval()
-
-
-def gradients(encoding, wanted):
-    weight = draw(*encoding.shape, seed=5)
-    found = torch.autograd.grad((encoding * weight).sum(), wanted, allow_unused=True)
-    return [torch.zeros_like(w) if g is None else g for g, w in zip(found, wanted, strict=True)]
 
 
 @pytest.mark.parametrize("lengths", PARTITIONS, ids=str)

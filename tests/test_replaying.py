@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import setfold
 from setfold import absorbing
-from tests.small import TIGHT, draw, make
+from tests.small import TIGHT, draw, gradients, make
 
 CHANGES = {
     "negated": torch.neg,
@@ -20,11 +20,6 @@ CHANGES = {
     "columns exchanged": lambda chunk: chunk[..., [1, 0, 2]],
     "doubled": lambda chunk: 2 * chunk,
 }
-
-
-def gradients(encoding, wanted):
-    weight = draw(*encoding.shape, seed=5)
-    return torch.autograd.grad((encoding * weight).sum(), wanted)
 
 
 def on_features(*layers, width=3, aggregate="sum"):
