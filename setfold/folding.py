@@ -84,17 +84,17 @@ def fold(
     _refuse_batch_norm(foldable)
     # without gradients there is nothing to choose, and autograd keeps nothing
     way = gradient if torch.is_grad_enabled() else AUTOGRAD
-    like = first_tensor((encoder,))
     costly = not isinstance(foldable, StreamingSetEncoder) or foldable.has_features
     if isinstance(chunks, Array):
         chunks = _cut(chunks, mask, index, batch_size, costly)
     elif mask is not None or index is not None:
         raise InputError("give each chunk its own mask or index, as a pair (elements, index).")
+    several = foldable.passes != 1
     source = Source(
         chunks,
-        like=like,
-        again=foldable.passes != 1 or way == EXACT,
-        draws=foldable.passes != 1 or way in (EXACT, UNBIASED),
+        like=first_tensor((foldable,)),
+        again=several or way == EXACT,
+        draws=several or way in (EXACT, UNBIASED),
         careful=costly,
         batch_size=batch_size,
         apart=0 if group is None else distributed.standing(group)[0],
@@ -104,9 +104,7 @@ def fold(
     _refuse_lost(foldable, source, way)
     one_pass = _pass(way, source, samples)
     if group is not None:
-        device = torch.device("cpu") if like is None else like.device
-        alike = {"gradient": way, "training": encoder.training}
-        one_pass = partial(_together, one_pass, group, device, alike)
+        one_pass = partial(_together, one_pass, foldable, way, group)
     return _folded(foldable, source, one_pass)
 
 
@@ -168,14 +166,12 @@ def _plain_fold(begin: Begin, source: Source) -> Begun:
 
 
 def _together(
-    one_pass: Pass,
-    group: ProcessGroup,
-    device: torch.device,
-    alike: dict[str, Any],
-    begin: Begin,
-    source: Source,
+    one_pass: Pass, model: Foldable, way: str, group: ProcessGroup, begin: Begin, source: Source
 ) -> Begun:
     """One pass over the chunks of all processes: the same slots for all, and one state in the end."""
+    weight = first_tensor((model,))
+    device = torch.device("cpu") if weight is None else weight.device
+    alike = {"gradient": way, "training": model.training}
 
     def begin_alike(sets: int | None) -> Begun:
         agreed, seed = distributed.agree(sets, fresh_seed(), alike, group, device)

@@ -164,6 +164,11 @@ def _tensor(given: Array, like: Tensor | None) -> Tensor:
     """A tensor as it is; an array as a tensor like the weights, in memory that can be written to."""
     if isinstance(given, Tensor):
         return given
+    if isinstance(given, np.ma.MaskedArray):
+        raise InputError(
+            "a masked array does not say which elements are absent: give a pair (array.data, mask), with a mask "
+            "(B, n) that is True where an element is present."
+        )
     if given.dtype.kind not in "fiub" or given.dtype.itemsize > 8:
         raise InputError(f"arrays must hold numbers of 64 bits at most; got dtype {given.dtype}.")
     mapped = _mapping(given)

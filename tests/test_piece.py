@@ -245,6 +245,7 @@ def test_a_loader_may_have_workers():
 
 X, ROWS = draw(2, 10, 3), draw(10, 3)
 REFUSED = {
+    "masked array": (np.ma.masked_equal(np.zeros((1, 4, 3)), 0), {}, "masked array"),
     "objects": (np.array([[[None]]]), {}, "must hold numbers.*object"),
     "words": (np.array([[["a"]]]), {}, "must hold numbers.*<U1"),
     "complex": (np.zeros((1, 2, 3), complex), {}, "must hold numbers.*complex"),

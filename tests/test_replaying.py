@@ -60,6 +60,15 @@ def test_they_are_noticed_between_passes(change, grad):
         setfold.fold(model, changing(change))
 
 
+def test_gradients_of_elements_are_not_given_to_others():
+    """The same elements in another order are the same set, but not the same places."""
+    chunks = [draw(1, 5, 3, seed=number).requires_grad_() for number in range(2)]
+    turns = iter([chunks, [chunk.flip(1) for chunk in chunks]])
+    encoding = setfold.fold(make(), lambda: next(turns))
+    with pytest.raises(setfold.InputError, match="elements that want gradients"):
+        encoding.sum().backward()
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_a_shuffling_loader_will_do_where_nothing_is_drawn_or_picked(training):
     torch.manual_seed(0)
