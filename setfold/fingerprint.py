@@ -75,7 +75,7 @@ class Fingerprint:
         ]
         self._names = tuple(f"{number}.{name}" for number, (_, name, _) in enumerate(self._homes))
         self._tensors = tuple(tensor for _, _, tensor in self._homes)
-        self._versions = [_version(tensor) for tensor in self._tensors]
+        self._versions = [version(tensor) for tensor in self._tensors]
         self._structure = _structure(inner)
         first = first_tensor(modules)
         self.dtype = None if first is None else first.dtype
@@ -117,7 +117,7 @@ class Fingerprint:
         return self._weights_untouched()
 
     def _weights_untouched(self) -> bool:
-        return [_version(tensor) for tensor in self._tensors] == self._versions
+        return [version(tensor) for tensor in self._tensors] == self._versions
 
     @property
     def digest(self) -> str:
@@ -203,7 +203,7 @@ def _is_plain(value: object) -> bool:
     return isinstance(value, bool | int | float | str)
 
 
-def _version(tensor: Tensor) -> tuple[int, int]:
+def version(tensor: Tensor) -> tuple[int, int]:
     """Changes when a tensor is written to or its storage is exchanged."""
     try:
         return tensor.data_ptr(), tensor._version

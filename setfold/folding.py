@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
+from torch.nn.utils import parametrize
 
 from setfold import distributed
 from setfold.encoder import SetEncoder, StreamingSetEncoder
@@ -22,6 +23,7 @@ from setfold.passes import MultiPassSetEncoder
 from setfold.piece import Array, Tiles, kind_of
 from setfold.replaying import Begin, Begun, absorbed, replayable_fold
 from setfold.source import Chunks, Source, fresh_seed, seeded
+from setfold.statistic import STATISTICS
 
 EXACT, UNBIASED, SUBSET, AUTOGRAD = GRADIENTS = ("exact", "unbiased", "subset", "autograd")
 Pass = Callable[[Begin, Source], Begun]
@@ -82,6 +84,7 @@ def fold(
     foldable = _foldable(encoder)
     _refuse_odd(gradient, samples)
     _refuse_batch_norm(foldable)
+    _refuse_cached(gradient)
     # without gradients there is nothing to choose, and autograd keeps nothing
     way = gradient if torch.is_grad_enabled() else AUTOGRAD
     costly = not isinstance(foldable, StreamingSetEncoder) or foldable.has_features
@@ -95,7 +98,7 @@ def fold(
         like=first_tensor((foldable,)),
         again=several or way == EXACT,
         draws=several or way in (EXACT, UNBIASED),
-        careful=costly,
+        careful=costly or _picks(foldable),
         batch_size=batch_size,
         apart=0 if group is None else distributed.standing(group)[0],
     )
@@ -106,6 +109,12 @@ def fold(
     if group is not None:
         one_pass = partial(_together, one_pass, foldable, way, group)
     return _folded(foldable, source, one_pass)
+
+
+def _picks(encoder: Foldable) -> bool:
+    """Whether a state keeps what single elements have, such as a maximum."""
+    aggregates = encoder.aggregates if isinstance(encoder, StreamingSetEncoder) else ()
+    return any(STATISTICS[aggregate.statistic].picks for aggregate in aggregates)
 
 
 def _cut(
@@ -226,6 +235,15 @@ def _refuse_batch_norm(encoder: Foldable) -> None:
                 "something else of an element in every chunk. Call model.eval(), or keep such layers in the "
                 "head of the whole model."
             )
+
+
+def _refuse_cached(gradient: str) -> None:
+    """Raise if weights would be kept that were derived without a graph."""
+    if torch.is_grad_enabled() and gradient in (EXACT, UNBIASED) and parametrize._cache_enabled:
+        raise InputError(
+            "inside parametrize.cached() weights keep what was derived without a graph, and would get no "
+            'gradients: fold outside of it, or with gradient="autograd".'
+        )
 
 
 def _shaping(encoder: Foldable) -> set[nn.Module]:

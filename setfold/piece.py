@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from setfold.errors import InputError
+from setfold.fingerprint import version
 
 Array = Tensor | np.ndarray
 Digest = tuple[int, int]  # how many numbers there are, and a sum of their bits, set by set
@@ -21,6 +22,9 @@ COSTLY_ROWS = 1 << 14  # elements of all sets together, where much is made of ea
 DIGESTS = 2**64
 NOTHING: Digest = (0, 0)
 SPREAD = 0x9E3779B1  # odd, and its multiples have no pattern
+MIXER = 0x2C1B3C6D
+GLIMPSE = 16  # elements, of as many sets
+MIXED_AT_ONCE = 1 << 15  # numbers, so that they stay in cache
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of a number
 KINDS = "chunks are tensors or arrays (B, n, d), or pairs (elements, mask) or (elements, index)"
 
@@ -39,39 +43,78 @@ class Piece:
         return Piece(self.elements.clone(), *beside)
 
     def digest(self, careful: bool) -> Digest:
-        """What tells a piece from others: a sum of its bits, so cheap and the same in any order of rows.
+        """What tells a piece from others: a sum over its rows, so the same for any order of them.
 
         Which set a row is in counts; what the mask hides does not.
 
         Args:
-            careful: whether the place of a number in its row counts too, and its bits not each for
-                itself: negating all numbers leaves a plain sum as it was, if there are even many.
+            careful: whether a row counts as a whole, with its numbers in their places, or each number for
+                itself. Then changes that all have in common may cancel, such as another sign.
         """
-        elements = self.elements
+        elements = self.elements.detach().resolve_neg()
         bits = BITS.get(elements.element_size())
         if elements.is_meta or elements.numel() == 0 or bits is None:
             return elements.numel(), 0
-        # in as many bits as a number has, adding up is ten times faster; all overflow alike
         wide = torch.int64 if bits == torch.int64 else torch.int32
         weights = self._weights().to(wide)
-        numbers = elements.detach().view(bits)
+        numbers = elements.view(bits)
+        # Products and sums flow over, everywhere alike. In as many bits as a number has that is ten times
+        # faster than in more.
         if careful:
-            places = torch.arange(numbers.shape[-1], device=numbers.device) * SPREAD | 1
-            numbers = (numbers ^ (numbers >> 11)) * places.to(wide)
-        sums = numbers.sum(tuple(range(weights.dim(), numbers.dim())), dtype=wide)
-        total = int((sums * weights).sum(dtype=wide)) << (0 if wide == torch.int64 else 32)
+            rows = _mixed(numbers.reshape(*elements.shape[: self._leading], -1))
+        else:
+            weights = weights.squeeze(1) if weights.shape[1:] == (1,) else weights
+            rows = numbers.sum(tuple(range(weights.dim(), numbers.dim())), dtype=wide)
+        total = int((rows * weights).sum(dtype=wide)) << (64 - 8 * wide.itemsize)
         shown = elements.numel() * int(weights.count_nonzero()) // weights.numel()
         return shown, total % DIGESTS
 
+    @property
+    def _leading(self) -> int:
+        """How many dimensions come before those of an element."""
+        return min(self.elements.dim(), 2 if self.index is None else 1)
+
     def _weights(self) -> Tensor:
-        """By set (B,), by element (B, n) or by row (N,): odd numbers, as those lose no bit; 0 if hidden."""
+        """By set (B, 1), by element (B, n) or by row (N,): odd, as that loses no bit; 0 if hidden."""
         elements, beside = self.elements, self.index if self.mask is None else self.mask
         by_set = 2 * torch.arange(elements.shape[0], device=elements.device) + 1
+        by_set = by_set.reshape(-1, *(1,) * (self._leading - 1))
         # what does not fit is refused when it is absorbed
         if beside is None or beside.shape != elements.shape[: beside.dim()]:
             return by_set
         beside = beside.to(elements.device)
-        return by_set.unsqueeze(1) * beside if self.index is None else 2 * beside + 1
+        return by_set * beside if self.index is None else 2 * beside + 1
+
+    def glimpse(self) -> bytes:
+        """A few elements, in their order: what tells pieces apart whose numbers add up alike."""
+        elements = self.elements.detach().resolve_neg()
+        if elements.is_meta or elements.numel() == 0:
+            return b""
+        along = elements[:GLIMPSE] if self.index is None else elements.unsqueeze(0)
+        few = along[:, :: max(1, along.shape[1] // GLIMPSE)]
+        return few.contiguous().cpu().view(torch.uint8).numpy().tobytes()
+
+    def places(self) -> tuple[object, ...]:
+        """Where in memory it is, and how often that was written to."""
+        parts = (self.elements, self.mask, self.index)
+        return tuple(None if part is None else (*version(part), part.shape) for part in parts)
+
+
+def _mixed(numbers: Tensor) -> Tensor:
+    """Rows (..., p) of whole numbers as one each (...), in 32 or 64 bits, by what is in which place."""
+    wide = torch.int64 if numbers.dtype == torch.int64 else torch.int32
+    places = torch.arange(numbers.shape[-1], device=numbers.device)
+    factors = (places * SPREAD | 1).to(wide)
+    found = []
+    for block in numbers.reshape(-1, len(places)).split(max(1, MIXED_AT_ONCE // len(places))):
+        bits = (block >> 11).bitwise_xor_(block)  # upper bits count in lower places too
+        if bits.is_cpu and bits.dtype == wide:
+            found.append(torch.mv(bits, factors))
+        else:  # other devices do not multiply whole numbers by matrices
+            found.append((bits * factors).sum(-1, dtype=wide))
+    rows = torch.cat(found).view(numbers.shape[:-1])
+    rows = (rows ^ (rows >> 15)) * MIXER
+    return rows ^ (rows >> 13)
 
 
 def added(left: Digest, right: Digest) -> Digest:

@@ -78,8 +78,7 @@ class _Replay:
         self.state = self.blank.with_statistics(self.blank.statistics, empty.count)
         self.state.prepared = mapped(self.prepared, Tensor.detach)
         # No gradient of a sum depends on the sum, and where elements meet nothing but what was prepared
-        # nothing can come out otherwise. So the sums are made for one chunk only, for comparison.
-        self.first: Statistics = {}
+        # nothing can come out otherwise. So the sums of chunks that are known again are not made.
         sums = set(empty.statistics) == {"sum"}
         self.only_sums = sums and encoder.defers and not encoder.has_features
         self.origins = {  # the chunk that a maximum was found in, the first of them
@@ -101,8 +100,6 @@ class _Replay:
             for origin, old, new in zip(origins, *parts, strict=True):
                 origin.masked_fill_(new != old, _known(number))
         self.state = after
-        if number == 0:
-            self.first = after.statistics
         if self.sample is not None:
             self.sample.offer(number, piece)
 
@@ -133,26 +130,31 @@ class _Replay:
         totals: list[Tensor | None] = [None] * len(shared)
         of_chunks: dict[int, Tensor] = {}
         joined: Statistics | None = None
+        skipped = strange = False
         with _in_modes(self.modes), _without_hooks(self.parameters):
             for number, piece in self._pieces():
                 leaf, found = self._absorbed_again(number, piece)
                 if found is None:
                     continue
+                skipped, strange = skipped or self._skips(number), strange or number is None
                 if joined is None:
                     _refuse_strangers(found, [*shared, leaf])
                 values = _detached(found)
-                if number == 0:
-                    self._refuse_unfaithful(self.first, values)
                 joined = values if joined is None else join(joined, values)
                 own = pull(self._claimed(number, grads), self.state.statistics, values)
                 *added, of_leaf = _gradients_of(found, own, [*shared, leaf])
                 totals = [_added(total, grad) for total, grad in zip(totals, added, strict=True)]
                 if of_leaf is not None:
                     of_chunks[_known(number)] = of_leaf
-        if joined is not None and self.sample is None and not self.only_sums:
+        if skipped and strange:
+            _known(None)
+        if joined is not None and self.sample is None and not skipped:
             self._refuse_unfaithful(self.state.statistics, joined)
         for total, tensor in zip(totals, shared, strict=True):
-            yield None if total is None else total.to(tensor.dtype)
+            if joined is None:  # of nothing, all gradients are zero
+                yield torch.zeros_like(tensor)
+            else:
+                yield None if total is None else total.to(tensor.dtype)
         yield from map(of_chunks.get, self.wanting)
 
     def _pieces(self) -> Iterator[tuple[int | None, Piece]]:
@@ -174,13 +176,17 @@ class _Replay:
             torch.enable_grad(),
             self.autocast(),
             self.source.same_draws(number, leaf.device),
-            gradients_only() if self.only_sums and number != 0 else nullcontext(),
+            gradients_only() if self._skips(number) else nullcontext(),
         ):
             sets, width = len(self.blank), self.encoder.dim_in
             chunk = Chunk.checked(leaf, piece.mask, piece.index, sets=sets, width=width)
             if chunk.is_empty():
                 return leaf, None
             return leaf, combine_with(self.encoder, self.blank, chunk, _alone, Again(self.leaves))
+
+    def _skips(self, number: int | None) -> bool:
+        """Whether a chunk's statistics need not be made, but for their gradients."""
+        return self.only_sums and number is not None
 
     def _refuse_unfaithful(self, then: Statistics, now: Statistics) -> None:
         """Raise if chunks, seen again, are not what they were; rounding aside."""

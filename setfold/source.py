@@ -13,7 +13,18 @@ import torch
 from torch import Tensor
 
 from setfold.errors import InputError
-from setfold.piece import KINDS, NOTHING, SPREAD, Array, Digest, Piece, added, kind_of, piece_of
+from setfold.piece import (
+    DIGESTS,
+    KINDS,
+    NOTHING,
+    SPREAD,
+    Array,
+    Digest,
+    Piece,
+    added,
+    kind_of,
+    piece_of,
+)
 
 Chunks = Array | Iterable[Any] | Callable[[], Iterable[Any]]
 SEEDS = 2**62
@@ -58,11 +69,12 @@ class Source:
         self._like = like
         self._again = again and self.repeatable
         self._draws = draws
+        self._batch_size = batch_size
         self._careful = careful
         self._apart = apart
-        self._batch_size = batch_size
         self._seed: int | None = None
         self._first: tuple[Digest, array[int]] | None = None  # of all chunks, and of each
+        self._held: list[Piece] = []  # so that no other tensor takes their place in memory
 
     @property
     def holds_one(self) -> bool:
@@ -100,11 +112,13 @@ class Source:
         numbers = None if self._first is None else _Numbers(self._first[1])
         for place, given in enumerate(self._opened()):
             piece = self._piece(given)
-            digest = piece.digest(self._careful)
+            digest, key = self._digest_and_key(given, piece)
             total = added(total, digest)
             if numbers is None:
-                keys.append(hash(digest))
-            yield place if numbers is None else numbers.of(place, hash(digest)), piece
+                keys.append(key)
+            yield place if numbers is None else numbers.of(place, key), piece
+        if self._draws:
+            self._own_seed()  # without chunks too, so that processes stay in step
         if self._first is None:
             self._first = total, keys
         else:
@@ -130,9 +144,12 @@ class Source:
             return nullcontext()
         if number is None:
             return _undrawn(device)
+        return seeded(self._own_seed() + number, device)
+
+    def _own_seed(self) -> int:
         if self._seed is None:
             self._seed = (fresh_seed() + self._apart * SPREAD) % SEEDS
-        return seeded(self._seed + number, device)
+        return self._seed
 
     def _opened(self) -> Iterable[Any]:
         opened = self._chunks if isinstance(self._chunks, Iterable) else self._chunks()
@@ -141,6 +158,20 @@ class Source:
                 f"the function must open a stream of chunks; it gave {kind_of(opened)}."
             )
         return opened
+
+    def _digest_and_key(self, given: Any, piece: Piece) -> tuple[Digest, int]:
+        """What a chunk adds to the digest of all, and what tells it from others.
+
+        Of tensors that stay in memory that is where they are, and how often they were written to.
+        """
+        elements = given[0] if isinstance(given, tuple | list) else given
+        if isinstance(self._chunks, Sequence) and isinstance(elements, Tensor):
+            if self._first is None:
+                self._held.append(piece)
+            digest = piece.elements.numel(), hash(piece.places()) % DIGESTS
+            return digest, hash(digest)
+        digest = piece.digest(self._careful)
+        return digest, hash((digest, b"" if self._careful else piece.glimpse()))
 
     def _piece(self, given: Any) -> Piece:
         piece = given if isinstance(given, Piece) else piece_of(given, self._like)

@@ -53,6 +53,55 @@ def test_elements_that_all_change_alike_are_noticed(aggregate, change):
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("aggregate", ["mean", "max"])
+def test_tensors_of_a_list_that_are_written_to_are_noticed(aggregate, change):
+    encoder, chunks = make(aggregate=aggregate), list(draw(1, 60, 3).split(20, 1))
+    encoding = setfold.fold(encoder, chunks)
+    chunks[2].copy_(change(chunks[2]).clone())
+    with pytest.raises(setfold.InputError, match="the same whenever"):
+        encoding.sum().backward()
+
+
+def test_tensors_of_a_list_that_are_replaced_are_noticed():
+    encoder, chunks = make(), [draw(1, 20, 3, seed=number) for number in range(3)]
+    encoding = setfold.fold(encoder, chunks)
+    chunks[1] = -chunks[1]
+    with pytest.raises(setfold.InputError, match="the same whenever"):
+        encoding.sum().backward()
+
+
+KINDS = {"one-hot": torch.eye(3), "signs": 1 - 2 * torch.eye(3)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("aggregate", ["mean", "max", ["min", "sum"]], ids=str)
+def test_chunks_of_few_different_numbers_are_told_apart(aggregate, kind):
+    """Their bits add up alike; what counts is how often each row is there."""
+    encoder = make(aggregate=aggregate)
+    draws = torch.Generator().manual_seed(0)
+    rows = [torch.randint(3, (1, 6), generator=draws) for _ in range(5)]
+    chunks = [KINDS[kind].double()[row] for row in rows]
+    turns = iter([chunks, [chunks[0], *reversed(chunks[1:])]])
+    wanted = list(encoder.parameters())
+    found = gradients(setfold.fold(encoder, lambda: next(turns)), wanted)
+    assert_close(found, gradients(encoder(torch.cat(chunks, 1)), wanted), **TIGHT)
+
+
+@pytest.mark.parametrize("name", ["SetTransformer", "SlotAttention"])
+def test_whole_chunks_may_be_shuffled_in_every_pass(name):
+    torch.manual_seed(0)
+    kinds = {
+        "SetTransformer": lambda: setfold.SetTransformer(3, 8, num_heads=2, num_inducing=3),
+        "SlotAttention": lambda: setfold.SlotAttention(3, num_slots=3, dim=6, dim_hidden=7),
+    }
+    model, elements = kinds[name]().double().eval(), draw(1, 60, 3)
+    loader = DataLoader(list(elements.split(7, 1)), batch_size=None, shuffle=True)
+    wanted = list(model.parameters())
+    found = gradients(setfold.fold(model, loader), wanted)
+    assert_close(found, gradients(model(elements), wanted), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 @pytest.mark.parametrize("grad", [True, False])
 def test_they_are_noticed_between_passes(change, grad):
     model = setfold.SetTransformer(3, 4, 2, 2).double()
@@ -149,6 +198,32 @@ def test_what_is_drawn_elsewhere_is_noticed():
     model = on_features(DrawsElsewhere())
     with pytest.raises(setfold.InputError, match="does not find again"):
         setfold.fold(model, list(draw(1, 60, 3).split(20, 1))).sum().backward()
+
+
+class DrawsLater(nn.Module):
+    """Is another one for chunks of three elements."""
+
+    def forward(self, rows):
+        return rows * (np.random.default_rng().random() if len(rows) == 3 else 1.0)
+
+
+def test_what_is_drawn_for_a_later_chunk_is_noticed():
+    model = on_features(DrawsLater())
+    with pytest.raises(setfold.InputError, match="does not find again"):
+        setfold.fold(model, list(draw(1, 13, 3).split(5, 1))).sum().backward()
+
+
+def test_weights_that_are_cached_are_refused():
+    model = on_features(nn.Tanh())
+    nn.utils.parametrizations.weight_norm(model.features[0])
+    chunks = list(draw(1, 13, 3).split(5, 1))
+    with nn.utils.parametrize.cached():
+        with pytest.raises(setfold.InputError, match="cached"):
+            setfold.fold(model, chunks)
+        setfold.fold(model, chunks, gradient="autograd").sum().backward()
+    model.zero_grad()
+    setfold.fold(model, chunks).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
 
 
 def test_a_setting_that_was_changed_is_noticed():
