@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 MODULES = tuple(f"tests.distributed_{part}" for part in ("gradients", "failures", "folds"))
-PATIENCE = 30.0  # seconds until a case that went wrong in one process ends in the others
+PATIENCE = 90.0  # seconds until a case that went wrong in one process ends in the others
 CASES = {}  # by name, functions of rank and world
 TIMEOUTS = {}  # by name, seconds
 DEADLY = []  # names of cases in which the last process dies; the others go on without it

@@ -25,7 +25,7 @@ ALIVE = jobs.all_cases()
 CPU = torch.device("cpu")
 QUICK = jobs.PATIENCE / 3  # seconds; a case that waits for nobody takes a fraction of one
 WAITING = {"one_does_not_come", "one_does_not_come_back"}
-LAUNCH = 120  # seconds
+LAUNCH = 400  # seconds, on a machine that is busy
 
 
 def environment(**more):
@@ -83,7 +83,7 @@ def test_processes_die_as_they_were_told(survivors):
 def test_when_one_dies_the_others_end_with_an_error(survivors, number, name):
     for found in survivors[1][: 2 - number]:
         assert found[name]["failure"] is None, found[name]["failure"]
-        assert found[name]["seconds"] < 8  # the group's timeout is 5
+        assert found[name]["seconds"] < 25  # the group's timeout is 5, and the machine may be busy
 
 
 # ---- in one process --------------------------------------------------------------------------
