@@ -153,3 +153,8 @@ def mapped(prepared: Any, function: Callable[[Tensor], Tensor]) -> Any:
         items = [mapped(item, function) for item in prepared]
         return type(prepared)(*items) if hasattr(prepared, "_fields") else type(prepared)(items)
     return prepared
+
+
+def copied(prepared: Any) -> Any:
+    """What an encoder prepared, as copies that no optimiser step changes."""
+    return mapped(prepared, lambda tensor: tensor.detach().clone())

@@ -1,20 +1,14 @@
 """Sets spread over processes: each folds its shard, and `all_merge` gives all of them the whole set.
 
-    exchange         a short message of each process, before data moves. All see the same messages,
-                     so all come to the same verdict: either all go on, or all raise.
-    shared_failure   what fails in one process is told to the others, which would wait for it
-    agree            the number of sets and the seed, at the beginning of a pass
-    all_merge        the state of the whole set, in every process
+    agree       the number of sets and the seed, at the beginning of a pass
+    all_merge   the state of the whole set, in every process
 
-There are two collectives, all_gather and all_reduce, of plain tensors on the state's device: gloo
-and nccl have both, and nothing is pickled. Shapes: R processes, S numbers in the statistics of one.
+Shapes: R processes, S numbers in the statistics of one.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence
 from functools import reduce
 from itertools import cycle
 from typing import Any
@@ -24,14 +18,21 @@ import torch.distributed as dist
 from torch import Tensor
 
 from setfold.errors import DistributedError, InputError, StateMismatchError
+from setfold.exchange import (
+    Message,
+    by_process,
+    exchange,
+    gathered,
+    processes,
+    shared_failure,
+    standing,
+    watched,
+)
 from setfold.kernels.precision import accumulator_dtype
 from setfold.kernels.replay import differentiable_once
 from setfold.state import SetState
 from setfold.statistic import Statistics, join
 
-Message = dict[str, Any]  # what JSON can say
-LONGEST = 1 << 24  # bytes of a message; more are not one, but what another collective sent
-TOLD = 2000  # characters of an error that the other processes get to see
 _TURNS = cycle(range(1, 2**10))  # few, so that sums of squares are exact in float32 too
 SAME = 1e-6  # relative; machines that compute the same slots may round them differently
 MODEL = "Fold every shard with the same model"
@@ -110,55 +111,6 @@ def all_merge(state: SetState, group: dist.ProcessGroup | None = None) -> SetSta
     return state.with_statistics(statistics, count)
 
 
-def exchange(
-    message: Message, group: dist.ProcessGroup | None, device: torch.device
-) -> list[Message]:
-    """What every process has to say, in the order of their ranks; every process calls it.
-
-    Args:
-        message: what this process has to say, with the same keys everywhere.
-        group: the processes.
-        device: where the group can move tensors.
-
-    Raises:
-        DistributedError: a process had a failure to tell, or is not in step with the others.
-    """
-    standing(group)
-    _refuse_unserved(group, device)
-    own = torch.frombuffer(bytearray(json.dumps(message).encode()), dtype=torch.uint8)
-    doing = "exchange messages"
-    lengths = _gathered(torch.tensor(len(own), device=device), group, doing).tolist()
-    if not all(0 < length <= LONGEST for length in lengths):
-        raise _out_of_step()
-    padded = torch.zeros(max(lengths), dtype=torch.uint8)
-    padded[: len(own)] = own
-    rows = _gathered(padded.to(device), group, doing).cpu()
-    messages = [_read(bytes(row[:n].tolist())) for row, n in zip(rows, lengths, strict=True)]
-    _refuse_failures(messages)
-    if any(other.keys() != message.keys() for other in messages):
-        raise _out_of_step()
-    return messages
-
-
-@contextmanager
-def shared_failure(group: dist.ProcessGroup | None, device: torch.device) -> Iterator[None]:
-    """A context whose failure is told to the other processes, which wait in their next exchange.
-
-    There they raise DistributedError at once; here the error goes its way. What follows the context
-    must be an exchange, in every process.
-    """
-    standing(group)
-    try:
-        yield
-    except DistributedError:
-        raise  # of this the others know
-    except Exception as error:
-        told = f"{type(error).__name__}: {error}"[:TOLD]
-        with suppress(DistributedError):  # that of telling it; if others are gone, this one counts
-            exchange({"failure": told}, group, device)
-        raise
-
-
 def agree(
     sets: int | None,
     seed: int,
@@ -185,7 +137,7 @@ def agree(
         said = [message["alike"].get(name) for message in messages]
         if any(one != said[0] for one in said):
             raise InputError(
-                f"{name} must be the same in all {world} processes: {_by_process(said)}."
+                f"{name} must be the same in all {world} processes: {by_process(said)}."
             )
     found = [m["sets"] for m in messages]
     numbers = {number for number in found if number is not None}
@@ -197,70 +149,9 @@ def agree(
     if len(numbers) > 1:
         raise InputError(
             f"the chunks are not of the same number of sets in all {world} processes "
-            f"({_by_process(found)}). Every process must read its shard of the same sets."
+            f"({by_process(found)}). Every process must read its shard of the same sets."
         )
     return numbers.pop(), messages[0]["seed"]
-
-
-def standing(group: dist.ProcessGroup | None) -> tuple[int, int]:
-    """The rank of this process in the group, and how many processes there are."""
-    if not (dist.is_available() and dist.is_initialized()):
-        raise InputError(
-            "there is no group of processes: run the program under torchrun, such as `torchrun "
-            "--nproc-per-node 4 train.py`, and call torch.distributed.init_process_group() first."
-        )
-    try:
-        rank = dist.get_rank(group)
-    except ValueError:  # one that has been destroyed
-        rank = -1
-    if rank < 0:
-        raise InputError(
-            "this process is not in the group, or the group has been destroyed: run the program under "
-            "torchrun, call torch.distributed.init_process_group() first, and only the members of a "
-            "group may merge over it."
-        )
-    return rank, dist.get_world_size(group)
-
-
-# ---- messages --------------------------------------------------------------------------------
-
-
-def _read(text: bytes) -> Message:
-    try:
-        message = json.loads(text)
-    except ValueError:
-        message = None
-    if not isinstance(message, dict):
-        raise _out_of_step()
-    return message
-
-
-def _refuse_failures(messages: Sequence[Message]) -> None:
-    failed = [
-        f"process {rank} of {len(messages)} failed: {message['failure']}"
-        for rank, message in enumerate(messages)
-        if "failure" in message
-    ]
-    if failed:
-        raise DistributedError("; ".join(failed))
-
-
-def _out_of_step() -> DistributedError:
-    return DistributedError(
-        "the processes are out of step: what came is not what was to come. All must make the same calls "
-        "in the same order; give setfold a group of its own (torch.distributed.new_group) if other "
-        "messages travel at the same time."
-    )
-
-
-def _refuse_unserved(group: dist.ProcessGroup | None, device: torch.device) -> None:
-    """Raise if the group moves no tensors of that device; torch would say so, or just not do it."""
-    served = dist.get_backend_config(group)  # such as "cpu:gloo,cuda:nccl"
-    if f"{device.type}:" not in served:
-        raise InputError(
-            f"the group moves tensors by {served}, and the state is on {device}: move the model and the "
-            'elements, or call init_process_group("cpu:gloo,cuda:nccl").'
-        )
 
 
 # ---- whether states belong together ----------------------------------------------------------
@@ -309,20 +200,8 @@ def _refuse_unlike(messages: Sequence[Message]) -> None:
         if any(one != said[0] for one in said):
             raise StateMismatchError(
                 f"cannot merge the states of {len(said)} processes, which have different {what}: "
-                f"{_by_process(said)}. {remedy}."
+                f"{by_process(said)}. {remedy}."
             )
-
-
-def _by_process(said: Iterable[object]) -> str:
-    """Who said what: "3 in processes 0, 2; 4 in process 1"."""
-    ranks: dict[str, list[int]] = {}
-    for rank, one in enumerate(said):
-        ranks.setdefault("none" if one is None else str(one), []).append(rank)
-    return "; ".join(f"{one} in {_processes(who)}" for one, who in ranks.items())
-
-
-def _processes(ranks: Sequence[int]) -> str:
-    return f"process{'es' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
 def _same_beginning(state: SetState, group: dist.ProcessGroup | None) -> Tensor:
@@ -332,14 +211,14 @@ def _same_beginning(state: SetState, group: dist.ProcessGroup | None) -> Tensor:
     slots, context = others[: len(state.frame)], others[len(state.frame) :]
     if strange := _unlike_first(slots):
         raise StateMismatchError(
-            f"cannot merge the states: those of {_processes(strange)} began with other slots than that "
+            f"cannot merge the states: those of {processes(strange)} began with other slots than that "
             "of process 0. In training, random slots are drawn anew by each process: use "
             "setfold.fold(..., group=...), which draws them once for all, give initial_state a "
             "generator of the same seed in every process, or call model.eval()."
         )
     if strange := _unlike_first(context):
         raise StateMismatchError(
-            f"cannot merge the states: those of {_processes(strange)} have other contexts than that of "
+            f"cannot merge the states: those of {processes(strange)} have other contexts than that of "
             "process 0. All must follow the same earlier pass, merged over the same group."
         )
     return counts.sum(0)
@@ -394,7 +273,7 @@ def _gathered_statistics(
     """
     flat = _flat(state.statistics)
     if turn is None:
-        return _gathered(flat.detach(), group, "gather the states")
+        return gathered(flat.detach(), group, "gather the states")
     always = torch.zeros((), requires_grad=True)
     shaping = [*state.frame, *state.context, *state.fingerprint.tensors]
     return _Gathered.apply(group, turn, flat, always, *(t for t in shaping if t.requires_grad))
@@ -409,7 +288,7 @@ class _Gathered(torch.autograd.Function):
     ) -> Tensor:
         ctx.group, ctx.turn = group, float(turn)
         ctx.shaping = [tensor.detach() for tensor in shaping]
-        return _gathered(flat, group, "gather the states")
+        return gathered(flat, group, "gather the states")
 
     @staticmethod
     @differentiable_once
@@ -417,7 +296,7 @@ class _Gathered(torch.autograd.Function):
         rank, world = standing(ctx.group)
         turns = grad.new_tensor([ctx.turn, ctx.turn**2])
         total = torch.cat([grad.reshape(-1), turns])
-        with _watched(ctx.group, "add up the gradients"):
+        with watched(ctx.group, "add up the gradients"):
             dist.all_reduce(total, group=ctx.group)
         turn, square = total[-2:].tolist()
         if turn**2 != world * square:  # equal only where all numbers are
@@ -431,38 +310,12 @@ class _Gathered(torch.autograd.Function):
         return None, None, None, *map(torch.zeros_like, ctx.shaping)  # nothing here depends on them
 
 
-def _gathered(tensor: Tensor, group: dist.ProcessGroup | None, doing: str) -> Tensor:
-    """The tensors (R, ...) of all processes, which have the same shape, in the order of ranks."""
-    _, world = standing(group)
-    rows = tensor.new_empty((world, *tensor.shape))
-    if world == 1:
-        return rows.copy_(tensor)
-    if tensor.numel():
-        with _watched(group, doing):
-            dist.all_gather(list(rows.unbind()), tensor.contiguous(), group=group)
-    return rows
-
-
 def _gathered_bytes(tensors: Sequence[Tensor], group: dist.ProcessGroup | None) -> list[Tensor]:
     """Tensors of several dtypes at once, each as (R, ...); without gradients."""
     raw = torch.cat([t.detach().contiguous().reshape(-1).view(torch.uint8) for t in tensors])
-    rows = _gathered(raw, group, "compare the states")
+    rows = gathered(raw, group, "compare the states")
     pieces = rows.split([tensor.nbytes for tensor in tensors], 1)
     return [
         piece.contiguous().view(tensor.dtype).reshape(len(rows), *tensor.shape)
         for piece, tensor in zip(pieces, tensors, strict=True)
     ]
-
-
-@contextmanager
-def _watched(group: dist.ProcessGroup | None, doing: str) -> Iterator[None]:
-    """A context for one collective: what gloo and nccl raise gets a name, and says what to do."""
-    try:
-        yield
-    except RuntimeError as error:
-        rank, world = standing(group)
-        raise DistributedError(
-            f"process {rank} of {world} could not {doing} with the others: another process has died, "
-            "or did not come within the group's timeout (init_process_group's timeout). Look at the "
-            f"output of the other processes. ({str(error).splitlines()[0]})"
-        ) from error

@@ -32,7 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from setfold.absorbing import absorb_dense, combine_with, mapped
+from setfold.absorbing import absorb_dense, combine_with, copied
 from setfold.aggregate import Aggregate, Count
 from setfold.chunk import Chunk
 from setfold.errors import InputError, StateMismatchError
@@ -113,10 +113,7 @@ class StreamingSetEncoder(SetEncoder):
         return ()
 
     def prepare(self, frame: tuple[Tensor, ...]) -> Any:
-        """What `absorb` needs of the frame and the weights, derived once for many chunks.
-
-        A tensor, or a tuple of tensors and plain values, so that gradients can be handed back to it.
-        """
+        """What `absorb` needs of frame and weights, derived once for many chunks; tensors in tuples."""
         return None
 
     def featurize(
@@ -373,7 +370,7 @@ class StreamingSetEncoder(SetEncoder):
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
             return self.prepare(state.frame)
         if state.prepared is None:
-            state.prepared = mapped(self.prepare(state.frame), _copied)
+            state.prepared = copied(self.prepare(state.frame))
         return state.prepared
 
     def _fingerprint(self) -> Fingerprint:
@@ -401,8 +398,3 @@ class StreamingSetEncoder(SetEncoder):
                 "spectral_norm in training mode change with every chunk: call model.eval().)"
             )
         return state.with_statistics(state.statistics, state.count, mine)
-
-
-def _copied(tensor: Tensor) -> Tensor:
-    """What no optimiser step changes."""
-    return tensor.detach().clone()

@@ -18,6 +18,7 @@ from torch.nn.utils import parametrize
 from setfold import distributed
 from setfold.encoder import SetEncoder, StreamingSetEncoder
 from setfold.errors import InputError
+from setfold.exchange import shared_failure, standing
 from setfold.fingerprint import first_tensor
 from setfold.passes import MultiPassSetEncoder
 from setfold.piece import Array, Tiles, kind_of
@@ -100,7 +101,7 @@ def fold(
         draws=several or way in (EXACT, UNBIASED),
         careful=costly or _picks(foldable),
         batch_size=batch_size,
-        apart=0 if group is None else distributed.standing(group)[0],
+        apart=0 if group is None else standing(group)[0],
     )
     if way == SUBSET:
         source = source.drawn(samples)
@@ -187,7 +188,7 @@ def _together(
         with seeded(seed, device):
             return begin(agreed)
 
-    with distributed.shared_failure(group, device):
+    with shared_failure(group, device):
         encoder, state = one_pass(begin_alike, source)
     return encoder, distributed.all_merge(state, group)
 

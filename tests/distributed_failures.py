@@ -10,8 +10,9 @@ from functools import partial
 import torch
 
 import setfold
-from setfold.distributed import agree, all_merge, exchange, shared_failure
+from setfold.distributed import agree, all_merge
 from setfold.errors import DistributedError, InputError, StateMismatchError
+from setfold.exchange import exchange, shared_failure
 from tests.distributed_jobs import case, raises
 from tests.small import draw, make
 

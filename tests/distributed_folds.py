@@ -7,7 +7,6 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.testing import assert_close
 
 import setfold
@@ -110,35 +109,17 @@ def fold_of_ragged_shards(rank, world):
 
 
 class Folds(nn.Module):
-    def __init__(self, model, gradient):
+    def __init__(self, model, gradient="exact"):
         super().__init__()
         self.model = model
         self.gradient = gradient
 
-    def forward(self, chunks):
-        group = dist.group.WORLD
+    def forward(self, shard):
+        chunks, group = chunks_of(shard), dist.group.WORLD
         return setfold.fold(self.model, chunks, gradient=self.gradient, group=group)
 
 
-def trained(rank, world, lengths, make_one, gradient="exact", **options):
-    """Three steps over shards are three steps on the whole set."""
-    whole, model = make_one(), make_one()
-    parallel = DistributedDataParallel(Folds(model, gradient), **options)
-    optimizers = [torch.optim.SGD(m.parameters(), lr=0.05) for m in (parallel, whole)]
-    for step in range(3):
-        elements = draw(2, 12, 3, seed=step)
-        expected = whole(elements)
-        (sum(own_loss(expected, r) for r in range(world)) / world).backward()
-        encoding = parallel(chunks_of(elements.split(lengths, 1)[rank]))
-        assert_close(encoding, expected, **TIGHT)
-        own_loss(encoding, rank).backward()
-        assert_gradients(
-            {name: p.grad for name, p in model.named_parameters()},
-            {name: p.grad for name, p in whole.named_parameters()},
-        )
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
+trained = partial(shards.trained, parallel=Folds)
 
 
 @case()
@@ -153,7 +134,8 @@ def data_parallel_folds_in_many_buckets(rank, world):
     lengths = shards.only_last(12, world)
     for name in ("composition", "slots_mean", "equivariant"):
         trained(rank, world, lengths, MODELS[name], bucket_cap_mb=1e-4)
-    trained(rank, world, lengths, shards.composition, "autograd", bucket_cap_mb=1e-4)
+    kept = partial(Folds, gradient="autograd")
+    shards.trained(rank, world, lengths, parallel=kept, bucket_cap_mb=1e-4)
 
 
 # ---- failures --------------------------------------------------------------------------------

@@ -265,19 +265,19 @@ class Sharded(nn.Module):
         return self.model.readout(all_merge(state))
 
 
-def trained(rank, world, lengths, make_one=composition, **options):
+def trained(rank, world, lengths, make_one=composition, parallel=Sharded, **options):
     """Three steps in shards are three steps on the whole set; the buckets change after the first."""
     whole, model = make_one(), make_one()
-    parallel = DistributedDataParallel(Sharded(model), **options)
+    sharded = DistributedDataParallel(parallel(model), **options)
     steps = (
-        torch.optim.SGD(parallel.parameters(), lr=0.05),
+        torch.optim.SGD(sharded.parameters(), lr=0.05),
         torch.optim.SGD(whole.parameters(), lr=0.05),
     )
     for step in range(3):
         elements = draw(2, 12, 3, seed=step)
         expected = whole(elements)
         (sum(own_loss(expected, r) for r in range(world)) / world).backward()
-        encoding = parallel(elements.split(lengths, 1)[rank])
+        encoding = sharded(elements.split(lengths, 1)[rank])
         assert_close(encoding, expected, **TIGHT)
         own_loss(encoding, rank).backward()
         assert_gradients(

@@ -14,8 +14,9 @@ import torch
 import torch.distributed as dist
 
 import setfold
-from setfold.distributed import agree, all_merge, exchange, shared_failure
+from setfold.distributed import agree, all_merge
 from setfold.errors import DistributedError, InputError
+from setfold.exchange import exchange, shared_failure
 from tests import distributed_jobs as jobs
 from tests.examples import examples_of
 from tests.small import draw, make
