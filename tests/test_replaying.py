@@ -62,6 +62,15 @@ def test_tensors_of_a_list_that_are_written_to_are_noticed(aggregate, change):
         encoding.sum().backward()
 
 
+@pytest.mark.parametrize("aggregate", ["mean", "max"])
+def test_later_elements_that_change_alike_are_noticed(aggregate):
+    chunks = [draw(1, 512, 3, seed=number) for number in range(4)]
+    turns = iter([chunks, [chunks[0], *(-chunk for chunk in chunks[1:])]])
+    encoding = setfold.fold(make(aggregate=aggregate), lambda: next(turns))
+    with pytest.raises(setfold.InputError, match="the same whenever"):
+        encoding.sum().backward()
+
+
 def test_tensors_of_a_list_that_are_replaced_are_noticed():
     encoder, chunks = make(), [draw(1, 20, 3, seed=number) for number in range(3)]
     encoding = setfold.fold(encoder, chunks)
@@ -109,11 +118,12 @@ def test_they_are_noticed_between_passes(change, grad):
         setfold.fold(model, changing(change))
 
 
-def test_gradients_of_elements_are_not_given_to_others():
+@pytest.mark.parametrize("aggregate", ["mean", "max"])
+def test_gradients_of_elements_are_not_given_to_others(aggregate):
     """The same elements in another order are the same set, but not the same places."""
     chunks = [draw(1, 5, 3, seed=number).requires_grad_() for number in range(2)]
     turns = iter([chunks, [chunk.flip(1) for chunk in chunks]])
-    encoding = setfold.fold(make(), lambda: next(turns))
+    encoding = setfold.fold(make(aggregate=aggregate), lambda: next(turns))
     with pytest.raises(setfold.InputError, match="elements that want gradients"):
         encoding.sum().backward()
 
