@@ -23,7 +23,7 @@ $(VENV)/bin/python:
 $(RUN_STAMP): pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "installing setfold into $(VENV) (the first time takes a few minutes)"
 	@$(INSTALL) "$$(grep '^torch==' constraints.txt)"
-	@$(INSTALL) --editable '.[demo]'
+	@$(INSTALL) --editable '.[experiments]'
 	@touch $@
 
 $(DEV_STAMP): $(RUN_STAMP)

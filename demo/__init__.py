@@ -1,1 +1,1 @@
-"""A set of ten million elements, folded in four ways to one answer: python -m demo."""
+"""Digits that arrive pixel by pixel, and ten million elements folded four ways: python -m demo."""

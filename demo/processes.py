@@ -4,17 +4,18 @@ import signal
 from collections.abc import Callable, Sequence
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-from demo.ways import WRONG, Job, Report, average_wrongly, fold
+Result = TypeVar("Result")
+Job = Callable[[Any], Result]  # called with a counter, whose `value` says how far it is
 
 SPAWN = get_context("spawn")
 
 
-def run(jobs: Sequence[Job], show: Callable[[int], None]) -> list[Report]:
-    """Do all jobs at once, one process each, and show how many elements they have folded."""
+def run(jobs: Sequence[Job[Result]], show: Callable[[list[int]], None]) -> list[Result]:
+    """Do all jobs at once, one process each, and show how far each of them is."""
     counters = [SPAWN.Value("q", 0) for _ in jobs]
     workers, receivers = [], []
     # Processes inherit that Ctrl-C is ignored: only this one answers to it, and ends the others.
@@ -28,7 +29,7 @@ def run(jobs: Sequence[Job], show: Callable[[int], None]) -> list[Report]:
     signal.signal(signal.SIGINT, answer)
     try:
         while not all(receiver.poll(0.05) for receiver in receivers):
-            show(sum(done.value for done in counters))
+            show([done.value for done in counters])
         return [receiver.recv() for receiver in receivers]
     except EOFError:
         raise ChildProcessError("a process ended before its job was done; see above.") from None
@@ -37,8 +38,7 @@ def run(jobs: Sequence[Job], show: Callable[[int], None]) -> list[Report]:
             worker.terminate()
 
 
-def work(job: Job, done: Any, sender: Connection) -> None:
+def work(job: Job[Any], done: Any, sender: Connection) -> None:
     """What a process does: with one thread, so that ways and workers can be compared."""
     torch.set_num_threads(1)
-    with torch.no_grad():
-        sender.send((average_wrongly if job.way == WRONG else fold)(job, done))
+    sender.send(job(done))

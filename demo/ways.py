@@ -18,18 +18,18 @@ from setfold import SlotSetEncoder
 MILESTONES = [digit * 10**power for power in range(2, 12) for digit in (1, 2, 5)]
 
 
-class Job(NamedTuple):
+class Share(NamedTuple):
     """What one process does: a share of the set, in one of the ways."""
 
     way: str
     size: int
-    share: int
-    shares: int
+    number: int
+    of: int
     target: Path  # where the state goes
 
 
 class Report(NamedTuple):
-    """What came of a job, beside the state in its file."""
+    """What came of a share, beside the state in its file."""
 
     readings: dict[int, NDArray[np.float64]]  # by elements seen, the encoding (K, d_out) of them
     chunks: int = 0
@@ -54,28 +54,28 @@ def make_encoder() -> SlotSetEncoder:
     return encoder.double().eval()
 
 
-def streamed(job: Job) -> Iterator[Tensor]:
-    """A job's share, block after block, cut where the encoding is to be read."""
+def streamed(share: Share) -> Iterator[Tensor]:
+    """A share, block after block, cut where the encoding is to be read."""
     seen = 0
-    for block in galaxy.blocks(job.size, job.share, job.shares):
+    for block in galaxy.blocks(share.size, share.number, share.of):
         cuts = [mark - seen for mark in MILESTONES if seen < mark < seen + block.shape[1]]
         yield from block.tensor_split(cuts, dim=1)
         seen += block.shape[1]
 
 
-def whole(job: Job) -> Iterator[Tensor]:
+def whole(share: Share) -> Iterator[Tensor]:
     """One chunk that is the set."""
-    elements = torch.empty(1, job.size, galaxy.FEATURES, dtype=torch.float64)
+    elements = torch.empty(1, share.size, galaxy.FEATURES, dtype=torch.float64)
     rooms = elements.split(galaxy.BLOCK, dim=1)
-    for room, block in zip(rooms, galaxy.blocks(job.size), strict=True):
+    for room, block in zip(rooms, galaxy.blocks(share.size), strict=True):
         room.copy_(block)  # in place, because joining blocks would need the memory twice
     yield elements
 
 
-def shuffled(job: Job) -> Iterator[Tensor]:
+def shuffled(share: Share) -> Iterator[Tensor]:
     """A random permutation of the set, in chunks of one element to 100,000."""
-    elements, draw = next(whole(job)), np.random.default_rng(galaxy.SEED)
-    order = torch.from_numpy(draw.permutation(job.size))
+    elements, draw = next(whole(share)), np.random.default_rng(galaxy.SEED)
+    order = torch.from_numpy(draw.permutation(share.size))
     while len(order):
         count = int(10 ** draw.uniform(0, 5))
         yield elements[:, order[:count]]
@@ -86,34 +86,36 @@ WAYS = {"streamed": streamed, "split": streamed, "shuffled": shuffled, "whole": 
 WRONG = "WRONG"
 
 
-def fold(job: Job, done: Any) -> Report:
-    """Fold a job's share of the set into a state and write that to a file; count in `done`."""
+@torch.no_grad()
+def fold(share: Share, done: Any) -> Report:
+    """Fold a share of the set into a state and write that to a file; count in `done`."""
     encoder = make_encoder()
     state = encoder.initial_state()
     encoder.update(state, galaxy.block(0))  # what libraries set up once is not counted
     before, begin = resident("VmRSS"), perf_counter()
     chunks, folding, readings = 0, 0.0, {}
-    for chunk in WAYS[job.way](job):
+    for chunk in WAYS[share.way](share):
         start = perf_counter()
         state = encoder.update(state, chunk)
         folding += perf_counter() - start
         chunks, done.value = chunks + 1, int(state.count)
         if done.value in MILESTONES:
             readings[done.value] = encoder.readout(state)[0].numpy()
-    state.save(job.target)
+    state.save(share.target)
     wall = perf_counter() - begin
     return Report(readings, chunks, wall, folding, resident("VmHWM") - before)
 
 
-def average_wrongly(job: Job, done: Any) -> Report:
+@torch.no_grad()
+def average_wrongly(share: Share, done: Any) -> Report:
     """THE WRONG WAY: redraw the slots for every chunk and average the chunks' encodings."""
     encoder, redraw = make_encoder(), torch.Generator().manual_seed(galaxy.SEED)
     total = torch.zeros((), dtype=torch.float64)
-    for chunk in galaxy.blocks(job.size):
+    for chunk in galaxy.blocks(share.size):
         state = encoder.update(encoder.initial_state(generator=redraw), chunk)
-        total = total + encoder.readout(state)[0] * (chunk.shape[1] / job.size)
+        total = total + encoder.readout(state)[0] * (chunk.shape[1] / share.size)
         done.value += chunk.shape[1]
-    return Report({job.size: total.numpy()})
+    return Report({share.size: total.numpy()})
 
 
 def resident(field: str) -> int:

@@ -46,7 +46,7 @@ def write(path: str | Path, kind: str, tensors: dict[str, Tensor], description: 
     head = {"kind": kind, "version": FORMAT_VERSION, "description": description}
     head["checksum"] = digest_of(tensors, json.dumps(head))
     # One entry: safetensors would shuffle several, and the same content should be the same file.
-    _write_atomically(Path(path), save(tensors, {HEADER: json.dumps(head)}))
+    write_atomically(Path(path), save(tensors, {HEADER: json.dumps(head)}))
 
 
 def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -62,7 +62,7 @@ def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def _write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes) -> None:
     """Write under a temporary name beside the target, flush to disk, then rename over it."""
     if not path.parent.is_dir():
         raise FileError(f"cannot write {path}: there is no folder {path.parent}; make it first.")

@@ -11,7 +11,7 @@ import torch
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 
-from setfold.checks.gallery import CHUNK, DIM_IN, EXHIBITS
+from setfold.checks.gallery import CHUNK, DIM_IN, EXHIBITS, Exhibit
 from setfold.checks.law import difference
 from setfold.checks.laws import LAWS
 from setfold.checks.report import CONSISTENCY_LAW, FAILS, HOLDS, NOT_APPLICABLE, Report
@@ -167,15 +167,20 @@ def compare(
     entries = []
     for number, exhibit in enumerate(EXHIBITS):
         progress(number, len(EXHIBITS), exhibit.name)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(number)
-            encoder = exhibit.make().eval()
-            report = check(encoder, DIM_IN, **options)
-            average = chunking_error(encoder)
-        obstacle = getattr(encoder, "obstacle", "")
-        entries.append(Entry(exhibit.name, report, average, obstacle, exhibit.wrong))
+        entries.append(examine(exhibit, check, **options))
     progress(len(EXHIBITS), len(EXHIBITS), "")
     return Survey(tuple(entries))
+
+
+def examine(exhibit: Exhibit, check: Callable[..., Report], **options: Any) -> Entry:
+    """Put one exhibit to the test; see `compare`."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(EXHIBITS.index(exhibit))
+        encoder = exhibit.make().eval()
+        report = check(encoder, DIM_IN, **options)
+        average = chunking_error(encoder)
+    obstacle = getattr(encoder, "obstacle", "")
+    return Entry(exhibit.name, report, average, obstacle, exhibit.wrong)
 
 
 def chunking_error(encoder: SetEncoder) -> float:

@@ -1,0 +1,94 @@
+"""What models run on: a device, and the processes that torchrun started to train together."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+from lightning_fabric.plugins.precision.amp import MixedPrecision
+from lightning_fabric.plugins.precision.precision import Precision
+from lightning_fabric.strategies.ddp import DDPStrategy
+from torch import Tensor
+
+from experiments.locks import hold
+from setfold import InputError
+
+
+class _Mixed(MixedPrecision):
+    """Mixed precision that leaves inputs as they are: coordinates need all their bits."""
+
+    def convert_input(self, data: Any) -> Any:
+        return data
+
+
+DEVICES: dict[str, Callable[[], bool]] = {  # the best first, and whether it is there
+    "cuda": torch.cuda.is_available,
+    "mps": torch.backends.mps.is_available,
+    "cpu": lambda: True,
+}
+PRECISIONS: dict[str, Callable[[str], Precision]] = {
+    "32-true": lambda device: Precision(),
+    "bf16-mixed": lambda device: _Mixed("bf16-mixed", device),
+}
+
+
+def launch(device: str = "auto", precision: str = "32-true", threads: int | None = None) -> Fabric:
+    """What runs a model: on a device, alone or, under torchrun, together with other processes.
+
+    Args:
+        device: "auto", "cpu", "cuda" or "mps".
+        precision: "32-true" or "bf16-mixed".
+        threads: of torch on the CPU; None for its own choice.
+    """
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
+    here = [name for name, available in DEVICES.items() if available()]
+    if device not in ("auto", *here):
+        raise InputError(f"there is no device {device!r}; there are {', '.join(here)}, auto.")
+    if precision not in PRECISIONS:
+        raise InputError(f"precision must be one of {', '.join(PRECISIONS)}; got {precision!r}.")
+    device = here[0] if device == "auto" else device
+    if threads is not None:
+        torch.set_num_threads(threads)
+    on_this_node = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    on_all = int(os.environ.get("WORLD_SIZE", 1))
+    fabric = Fabric(
+        accelerator=device,
+        devices=on_this_node,
+        num_nodes=on_all // on_this_node,
+        plugins=PRECISIONS[precision](device),
+        strategy="auto" if on_all == 1 else _together(),
+    )
+    fabric.launch()
+    return fabric
+
+
+def _together() -> DDPStrategy:
+    # Parameters without gradient are to be expected: where attention cancels, slots have none. And
+    # the others wait for the first process, which validates and measures, for as long as it takes.
+    return DDPStrategy(timeout=timedelta(days=1), find_unused_parameters=True)
+
+
+@contextmanager
+def hold_together(fabric: Fabric, path: Path) -> Iterator[bool]:
+    """Like `hold` without waiting, by the first process for all of a group."""
+    if fabric.is_global_zero:
+        with hold(path, wait=False) as held:
+            yield fabric.broadcast(held)
+    else:
+        yield fabric.broadcast(False)
+
+
+def mean_of(fabric: Fabric, value: float) -> float:
+    """The mean of a number over all processes."""
+    if fabric.world_size == 1:
+        return value
+    mean = fabric.all_reduce(torch.tensor(value, dtype=torch.float64, device=fabric.device))
+    assert isinstance(mean, Tensor)
+    return float(mean)

@@ -1,0 +1,90 @@
+"""What recipes share: how runs are made of a training, and tables and headlines of runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from statistics import fmean
+from typing import Any
+
+from experiments import report, style
+from experiments.pools import Pool
+from experiments.recipe import Run, Task, TaskT, Training
+from experiments.records import Record
+from experiments.report import Section
+
+Best = Callable[[Iterable[float]], float]
+
+
+def with_task(training: Training[TaskT], **changes: Any) -> Training[TaskT]:
+    """The same training of a task that differs in some fields."""
+    return replace(training, task=replace(training.task, **changes))
+
+
+def with_pools(training: Training[TaskT], pools: Mapping[str, Pool]) -> dict[str, Training[TaskT]]:
+    """The same training for each method: what differs is the set encoder alone."""
+    return {method: with_task(training, pool=pool) for method, pool in pools.items()}
+
+
+def tested(method: str, training: Training[Task], **settings: str | int | float) -> Run:
+    """A run that measures on the test split what was validated in training."""
+    measure = partial(training.task.evaluate, split="test")
+    return Run(method, training, measure, settings, training.seed)
+
+
+def table_of(
+    values: Mapping[str, Mapping[float, Sequence[float]]],
+    corner: str,
+    *,
+    best: Best | None = None,
+    digits: int = 3,
+    paper: Mapping[str, Mapping[float, float]] | None = None,
+) -> str:
+    """Methods against what is varied, {method: {x: [seeds]}}; the paper's numbers below each."""
+    columns = sorted({x for line in values.values() for x in line})
+    rows: list[list[report.Cell]] = []
+    for method in style.looks(values):
+        rows.append([method, *(values[method].get(x) for x in columns)])
+        if paper and method in paper:
+            rows.append([f"{method}, paper", *(paper[method].get(x) for x in columns)])
+    return report.table([corner, *(f"{x:,g}" for x in columns)], rows, digits=digits, best=best)
+
+
+def curve_section(
+    values: Mapping[str, Mapping[float, Sequence[float]]],
+    xlabel: str,
+    ylabel: str,
+    *,
+    best: Best,
+    digits: int = 3,
+    log: bool = False,
+) -> Section:
+    """A table and a figure of {method: {x: [seeds]}}."""
+    drawing, (axes,) = style.figure(height=3.2)
+    style.curves(axes, values, xlabel, ylabel, log=log)
+    style.legend(drawing)
+    return Section(table_of(values, xlabel, best=best, digits=digits), {"": drawing})
+
+
+def ranking(values: Mapping[str, Sequence[float]], *, best: Best, digits: int = 3) -> str:
+    """Methods and their means over seeds, the best one first.
+
+    >>> ranking({"Deep Sets": [0.5, 0.7], "PMA": [0.25]}, best=min, digits=2)
+    'PMA 0.25, Deep Sets 0.60'
+    """
+    means = {method: fmean(seeds) for method, seeds in values.items()}
+    order = sorted(means, key=lambda method: means[method], reverse=best is max)
+    return ", ".join(f"{method} {means[method]:z.{digits}f}" for method in order)
+
+
+def at(
+    values: Mapping[str, Mapping[float, Sequence[float]]], x: float
+) -> dict[str, Sequence[float]]:
+    """The methods' values at one place of their curves."""
+    return {method: line[x] for method, line in values.items() if x in line}
+
+
+def only(records: Sequence[Record], **settings: str | int | float) -> list[Record]:
+    """The records that have these settings."""
+    return [one for one in records if settings.items() <= one.settings.items()]

@@ -1,0 +1,104 @@
+"""Centroids of MNIST's digits, from 1 to all of their images (the paper's Figures 7 and 8).
+
+    python -m experiments run digit-centroids --size small     # about 15 minutes on two cores
+
+Paper: accuracy rises with the size of the support set, and the Slot Set Encoder is better than Deep
+Sets at all sizes (a plot without numbers).
+Here: nothing is run yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+from matplotlib.figure import Figure
+from torch import nn
+
+from experiments import report, style
+from experiments.recipe import Metrics, Recipe, Run, Size
+from experiments.recipes.common import at, curve_section, ranking, with_pools
+from experiments.recipes.settings import DIGIT_POOLS, DIGITS
+from experiments.records import Record
+from experiments.report import Section
+from experiments.tasks.centroids import Centroids, accuracy_key
+
+WAY = 10
+SUPPORTS = {
+    Size.SMOKE: (1, 4),
+    Size.SMALL: (1, 2, 5, 10, 20, 50, 100, 500, 1000, 2000, 6000),
+    Size.PAPER: (1, 2, 5, 10, 20, 50, 100, 500, 1000, 2000, 6000),
+}
+
+
+def measure(
+    model: nn.Module, task: Centroids, supports: Sequence[int], ways: Sequence[int]
+) -> Metrics:
+    """Accuracy while support sets grow, and the picture of one support and of all."""
+    return {**task.growing(model, supports=supports, ways=ways), **task.picture(model)}
+
+
+def runs(size: Size, seed: int) -> list[Run]:
+    """Each method, read at each size of the support sets."""
+    trainings = with_pools(replace(DIGITS[size], seed=seed), DIGIT_POOLS)
+    return [
+        Run(
+            method,
+            training,
+            partial(measure, task=training.task, supports=SUPPORTS[size], ways=(WAY,)),
+            seed=seed,
+        )
+        for method, training in trainings.items()
+    ]
+
+
+def centroids_picture(records: Sequence[Record], method: str) -> Figure:
+    """Queries and centroids of the first seed, with one support each and with all."""
+    metrics = next(one.metrics for one in records if one.method == method)
+    found = {name: np.array([metrics[f"{name}, {axis}"] for axis in "xy"]).T for name in SHOWN}
+    labels = np.array(metrics["labels"], dtype=int)
+    drawing, panels = style.figure(
+        columns=2, height=3.4, titles=[f"{method}: {name}" for name in SHOWN[1:]]
+    )
+    for axes, name in zip(panels, SHOWN[1:], strict=True):
+        style.scatter(axes, found["queries"], labels, found[name])
+    return drawing
+
+
+SHOWN = ("queries", "one support", "all supports")
+
+
+def section(records: Sequence[Record]) -> Section:
+    """Accuracy against the size of support sets; where centroids lie."""
+    values = report.traces(records, accuracy_key(WAY), "supports")
+    found = curve_section(values, "support set (images)", "accuracy", best=max, digits=4, log=True)
+    picture = centroids_picture(records, "SSE, slots apart")
+    note = "t-SNE of test digits (small marks) and of their classes' centroids (stars)."
+    return replace(found, figures={**found.figures, "tsne": picture}, notes=note)
+
+
+def headline(records: Sequence[Record]) -> str:
+    """The methods with one support and with all."""
+    values = report.traces(records, accuracy_key(WAY), "supports")
+    seen = sorted({size for line in values.values() for size in line})
+    return "; ".join(
+        f"{x:g} supports: {ranking(at(values, x), best=max, digits=4)}" for x in (seen[0], seen[-1])
+    )
+
+
+RECIPE = Recipe(
+    number=14,
+    name="digit-centroids",
+    title="Centroids of digits",
+    claim="""Centroids of support sets of 1 to 6000 images get more accurate as the sets grow, and the Slot Set
+    Encoder is better than Deep Sets at every size.""",
+    runs=runs,
+    section=section,
+    headline=headline,
+    holds="open",
+    verdict="",
+    cut="",
+    minutes=15,
+)

@@ -1,0 +1,56 @@
+"""Hierarchies of 1 to 6 levels (the paper's Figures 3c and 6g).
+
+    python -m experiments run hierarchy --size small     # about 40 minutes on two cores
+
+Paper: stacking helps a little, and hurts after 4 levels (a plot without numbers).
+Here: nothing is run yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from experiments import report
+from experiments.pools import Hierarchy, Pool, Slots
+from experiments.recipe import Recipe
+from experiments.recipes.common import curve_section
+from experiments.recipes.settings import AS_PRINTED, NLL, SLOTS_APART
+from experiments.recipes.slot_count import best_of, varied
+from experiments.records import Record
+from experiments.report import Section
+
+LEVELS = (1, 2, 3, 4, 5, 6)
+
+
+def stack(slots: Slots, levels: int) -> Hierarchy:
+    """So many levels of the same slots, whose size begins with 32 and doubles."""
+    return Hierarchy(tuple(replace(slots, dim_slot=32 * 2**level) for level in range(levels)))
+
+
+POOLS: dict[str, dict[int, Pool]] = {
+    method: {levels: stack(slots, levels) for levels in LEVELS}
+    for method, slots in {"SSE, as printed": AS_PRINTED, "SSE, slots apart": SLOTS_APART}.items()
+}
+
+
+def section(records: Sequence[Record]) -> Section:
+    """NLL against the number of levels."""
+    values = report.grid(records, "nll", "method", "levels")
+    return curve_section(values, "levels", NLL, best=min)
+
+
+RECIPE = Recipe(
+    number=11,
+    name="hierarchy",
+    title="Hierarchies",
+    claim="""Starting from one slot of size 32 and doubling the size with each level, stacking brings marginal
+    gains, and NLL gets worse after 4 levels.""",
+    runs=lambda size, seed: varied(POOLS, "levels", size, seed),
+    section=section,
+    headline=lambda records: best_of(records, "levels"),
+    holds="open",
+    verdict="",
+    cut="As for the choice of g: 200 pixels of 32 x 32 images; 4 epochs on 8,000 images.",
+    minutes=40,
+)

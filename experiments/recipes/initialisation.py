@@ -1,0 +1,77 @@
+"""Random against learned slots (the paper's Figures 3b and 6h).
+
+    python -m experiments run initialisation --size small     # measures what `aggregates` trains
+
+Paper: random slots have the lower NLL in almost all experiments (a plot without numbers).
+Here: nothing is run yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from experiments import report, style
+from experiments.recipe import Recipe, Run, Size
+from experiments.recipes.aggregates import AGGREGATES, POOLS, trainings
+from experiments.recipes.common import tested, with_task
+from experiments.recipes.settings import ABLATION, NLL
+from experiments.records import Record
+from experiments.report import Section
+
+APART = ("SSE, slots apart, random", "SSE, slots apart, learned")
+
+
+def runs(size: Size, seed: int) -> list[Run]:
+    """Random and learned slots with the paper's aggregates, and with the weighted mean."""
+    found = [
+        tested(method, training, aggregate=aggregate)
+        for aggregate in AGGREGATES
+        for method, training in trainings(size, seed, aggregate).items()
+        if method in APART
+    ]
+    base = replace(ABLATION[size], seed=seed)
+    return found + [
+        tested(method, with_task(base, pool=POOLS[method]), aggregate="weighted mean, mass")
+        for method in APART
+    ]
+
+
+def section(records: Sequence[Record]) -> Section:
+    """NLL with each aggregate, random beside learned."""
+    groups = report.grid(records, "nll", "aggregate", "method")
+    rows = [[name, *(group.get(method) for method in APART)] for name, group in groups.items()]
+    drawing, (axes,) = style.figure(height=2.8)
+    style.dots(axes, groups, NLL)
+    style.legend(drawing)
+    return Section(report.table(["g", *APART], rows, digits=3), {"": drawing})
+
+
+def headline(records: Sequence[Record]) -> str:
+    """In how many of the pairs random slots are better."""
+    groups = report.grid(records, "nll", "aggregate", "method")
+    better = [
+        name for name, group in groups.items() if _mean(group[APART[0]]) < _mean(group[APART[1]])
+    ]
+    which = f": {', '.join(better)}" if better else ""
+    return f"random slots are better with {len(better)} of {len(groups)} aggregates{which}"
+
+
+def _mean(values: Sequence[float]) -> float:
+    return report.mean_and_deviation(values)[0]
+
+
+RECIPE = Recipe(
+    number=8,
+    name="initialisation",
+    title="Random or learned slots",
+    claim="""Random slots, drawn from a learned mean and deviation, give lower NLL than learned slots in almost
+    all experiments.""",
+    runs=runs,
+    section=section,
+    headline=headline,
+    holds="open",
+    verdict="",
+    cut="As for the choice of g.",
+    minutes=10,
+)

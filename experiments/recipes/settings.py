@@ -1,0 +1,165 @@
+"""The settings that recipes start from: each task's training at each size, and the encoders.
+
+The paper's own are at size "paper". Those at size "small" were tuned on validation splits, with the same
+effort for all methods: rates, schedules and norms were chosen once for all of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from experiments.pools import PMA, Attention, DeepSets, Hierarchy, Pool, Slots, Transformer
+from experiments.recipe import Cosine, Size, Training
+from experiments.recipes.common import with_task
+from experiments.tasks.centroids import DigitCentroids, FeatureCentroids
+from experiments.tasks.classification import PointClouds
+from experiments.tasks.clustering import Clustering
+from experiments.tasks.maximum import Maximum
+from experiments.tasks.reconstruction import Reconstruction
+
+# ---- image completion --------------------------------------------------------------------------
+
+SLOTS_APART = Slots(
+    8,
+    aggregate=("weighted_mean", "mass"),
+    slots="learned",
+    attention="softmax",
+    similarity="cosine",
+)
+AS_PRINTED = Slots(1, aggregate="sum", apart=False)  # the paper's Table 3
+COMPLETION: dict[Size, Training[Reconstruction]] = {
+    Size.SMOKE: Training(
+        Reconstruction(
+            SLOTS_APART, context=60, targets=32, normalise=True, standardise=True, made_up=True
+        ),
+        epochs=1,
+        batch_size=48,
+        validations=1,
+    ),
+    Size.SMALL: Training(
+        Reconstruction(SLOTS_APART, context=200, targets=32, normalise=True, standardise=True),
+        epochs=10,
+        batch_size=16,
+        rate=3e-3,
+        weight_decay=0.0,
+        schedule=Cosine(),
+        clip=1.0,
+        validations=5,
+    ),
+    Size.PAPER: Training(Reconstruction(SLOTS_APART, context=200)),
+}
+COMPLETION_POOLS: dict[str, Pool] = {
+    "Deep Sets": DeepSets("mean"),
+    "PMA": PMA(),
+    "SSE, as printed": AS_PRINTED,
+    "SSE, slots apart": SLOTS_APART,
+    "Attention, slots apart": Attention(8),
+}
+COMPLETION_TRANSFORMER = Transformer(num_layers=1)
+NLL = "NLL (nats per dimension)"
+
+# Ablations compare settings of one encoder, so they are shorter than what decides between encoders.
+ABLATION: dict[Size, Training[Reconstruction]] = {
+    **COMPLETION,
+    Size.SMALL: replace(COMPLETION[Size.SMALL], epochs=4, validations=2),
+    Size.PAPER: with_task(COMPLETION[Size.PAPER], context=1000, side=64),
+}
+
+# ---- point clouds ------------------------------------------------------------------------------
+
+CLOUD_POOLS: dict[str, Pool] = {
+    "Deep Sets, max": DeepSets("max"),
+    "Set Transformer": Transformer(dropout=0.5),
+    "SSE, as printed, learned": Slots(16, 256, "max", slots="learned", apart=False),
+    "SSE, as printed, random": Slots(16, 256, "max", apart=False),
+    "SSE, slots apart": Slots(4, 256, "max", slots="learned", similarity="cosine"),
+    "ISAB, max": Transformer(num_layers=1, dim=128, last=DeepSets("max")),
+}
+CLOUDS: dict[Size, Training[PointClouds]] = {
+    Size.SMOKE: Training(
+        PointClouds(DeepSets("max"), points=20, dim=32, made_up=True),
+        epochs=1,
+        batch_size=32,
+        validations=1,
+    ),
+    Size.SMALL: Training(
+        PointClouds(DeepSets("max")),
+        epochs=40,
+        batch_size=64,
+        rate=2e-3,
+        weight_decay=0.0,
+        schedule=Cosine(),
+        clip=5.0,
+        validations=10,
+    ),
+    Size.PAPER: Training(PointClouds(DeepSets("max")), batch_size=64, clip=5.0),
+}
+FINE_TUNING: dict[Size, Training[PointClouds]] = {
+    size: replace(training, epochs=max(1, training.epochs // 10), rate=training.rate / 10)
+    for size, training in CLOUDS.items()
+}
+
+# ---- centroids ---------------------------------------------------------------------------------
+
+DIGIT_POOLS: dict[str, Pool] = {
+    "Deep Sets": DeepSets("mean"),
+    "SSE, as printed": Hierarchy((Slots(32, 128), Slots(16, 128, apart=False))),
+    "SSE, slots apart": Slots(8, 128, "weighted_mean", slots="learned", similarity="cosine"),
+}
+DIGITS: dict[Size, Training[DigitCentroids]] = {
+    Size.SMOKE: Training(
+        DigitCentroids(DeepSets(), support=3, query=3, episodes=8, made_up=True),
+        epochs=1,
+        batch_size=4,
+        validations=1,
+    ),
+    Size.SMALL: Training(DigitCentroids(DeepSets()), epochs=2, batch_size=4, validations=2),
+    Size.PAPER: Training(DigitCentroids(DeepSets()), epochs=50, batch_size=1),
+}
+IMAGE_POOLS: dict[str, Pool] = {
+    "Deep Sets": DeepSets("mean"),
+    "SSE, as printed": Slots(128, 128, apart=False),
+    "SSE, slots apart": Slots(8, 128, "weighted_mean", slots="learned", similarity="cosine"),
+}
+IMAGES: dict[Size, Training[FeatureCentroids]] = {
+    Size.SMOKE: Training(
+        FeatureCentroids(DeepSets(), way=5, episodes=8, layers=2, made_up=True),
+        epochs=1,
+        batch_size=4,
+        validations=1,
+    ),
+    Size.SMALL: Training(
+        FeatureCentroids(DeepSets(), layers=2), epochs=4, batch_size=4, validations=4
+    ),
+    Size.PAPER: Training(FeatureCentroids(DeepSets(), layers=2), epochs=50, batch_size=1),
+}
+
+# ---- sets of numbers and points, drawn anew ----------------------------------------------------
+
+CLUSTER_POOLS: dict[str, Pool] = {
+    "Deep Sets": DeepSets("mean"),
+    "PMA": PMA(num_seeds=4),
+    "SSE, slots apart": Slots(16, 128, "weighted_mean", slots="learned", similarity="cosine"),
+    "Set Transformer": Transformer(dim=128, last=PMA(num_seeds=4)),
+}
+CLUSTERS: dict[Size, Training[Clustering]] = {
+    Size.SMOKE: Training(
+        Clustering(DeepSets(), sets=20, least=20, most=40), epochs=1, batch_size=10, validations=1
+    ),
+    Size.SMALL: Training(Clustering(DeepSets()), epochs=4, batch_size=10, validations=4),
+    Size.PAPER: Training(Clustering(DeepSets()), epochs=50, batch_size=10),
+}
+MAXIMUM_POOLS: dict[str, Pool] = {
+    "Deep Sets": DeepSets("mean"),
+    "Deep Sets, sum": DeepSets("sum"),
+    "Deep Sets, max": DeepSets("max"),
+    "PMA": PMA(),
+    "Set Transformer": Transformer(),
+    "SSE, as printed": AS_PRINTED,
+    "SSE, slots apart": Slots(8, 64, "max", slots="learned", similarity="cosine"),
+}
+MAXIMA: dict[Size, Training[Maximum]] = {
+    Size.SMOKE: Training(Maximum(DeepSets(), sets=256), epochs=1, batch_size=128, validations=1),
+    Size.SMALL: Training(Maximum(DeepSets()), epochs=2, batch_size=128, validations=2),
+    Size.PAPER: Training(Maximum(DeepSets()), epochs=20, batch_size=128),
+}

@@ -1,0 +1,76 @@
+"""The number of slots K (the paper's Figure 6f).
+
+    python -m experiments run slot-count --size small     # about 40 minutes on two cores
+
+Paper: K between 32 and 128 is best of 1, 32, 64, 128 and 256 (a plot without numbers).
+Here: nothing is run yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from experiments import report
+from experiments.pools import Pool
+from experiments.recipe import Recipe, Run, Size
+from experiments.recipes.common import curve_section, tested, with_task
+from experiments.recipes.settings import ABLATION, AS_PRINTED, NLL, SLOTS_APART
+from experiments.records import Record
+from experiments.report import Section
+
+# As printed, every slot is 64 wide and slots are averaged; apart, they share 64 dimensions.
+POOLS: Mapping[str, Mapping[int, Pool]] = {
+    "SSE, as printed": {
+        count: replace(AS_PRINTED, num_slots=count) for count in (1, 32, 64, 128, 256)
+    },
+    "SSE, slots apart": {
+        count: replace(SLOTS_APART, num_slots=count) for count in (2, 4, 8, 16, 32)
+    },
+}
+
+
+def varied(pools: Mapping[str, Mapping[int, Pool]], name: str, size: Size, seed: int) -> list[Run]:
+    """A run for each pool, whose settings tell the number that is varied."""
+    base = replace(ABLATION[size], seed=seed)
+    return [
+        tested(method, with_task(base, pool=pool), **{name: number})
+        for method, line in pools.items()
+        for number, pool in line.items()
+        if size is not Size.SMOKE or number == max(line)
+    ]
+
+
+def best_of(records: Sequence[Record], name: str) -> str:
+    """The best number of each method."""
+    values = report.grid(records, "nll", "method", name)
+    told = []
+    for method, line in values.items():
+        means = {number: report.mean_and_deviation(seeds)[0] for number, seeds in line.items()}
+        best, worst = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
+        told.append(
+            f"{method}: best {means[best]:z.3f} at {best}, worst {means[worst]:z.3f} at {worst}"
+        )
+    return "; ".join(told)
+
+
+def section(records: Sequence[Record]) -> Section:
+    """NLL against the number of slots."""
+    values = report.grid(records, "nll", "method", "K")
+    return curve_section(values, "slots K", NLL, best=min, log=True)
+
+
+RECIPE = Recipe(
+    number=9,
+    name="slot-count",
+    title="The number of slots",
+    claim="""Very few or very many slots hurt: of K = 1, 32, 64, 128 and 256, values between 32 and 128 are
+    best for a 64-dimensional encoding.""",
+    runs=lambda size, seed: varied(POOLS, "K", size, seed),
+    section=section,
+    headline=lambda records: best_of(records, "K"),
+    holds="open",
+    verdict="",
+    cut="As for the choice of g: 200 pixels of 32 x 32 images; 4 epochs on 8,000 images.",
+    minutes=40,
+)

@@ -1,0 +1,48 @@
+"""The size of slots h (the paper's Figure 6e).
+
+    python -m experiments run slot-size --size small     # about 30 minutes on two cores
+
+Paper: with one slot, h = 32, 64, 128 and 256 matter a lot (a plot without numbers).
+Here: nothing is run yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from experiments import report
+from experiments.recipe import Recipe
+from experiments.recipes.common import curve_section
+from experiments.recipes.settings import AS_PRINTED, NLL, SLOTS_APART
+from experiments.recipes.slot_count import best_of, varied
+from experiments.records import Record
+from experiments.report import Section
+
+SIZES = (32, 64, 128, 256)
+POOLS = {
+    method: {dim: replace(pool, dim_slot=dim) for dim in SIZES}
+    for method, pool in {"SSE, as printed": AS_PRINTED, "SSE, slots apart": SLOTS_APART}.items()
+}
+
+
+def section(records: Sequence[Record]) -> Section:
+    """NLL against the size of slots."""
+    values = report.grid(records, "nll", "method", "h")
+    return curve_section(values, "size of a slot h", NLL, best=min, log=True)
+
+
+RECIPE = Recipe(
+    number=10,
+    name="slot-size",
+    title="The size of slots",
+    claim="""With a single slot, its size h = 32, 64, 128 or 256 has a significant impact on NLL; random slots
+    can suffer from a bad choice, learned slots gain from a larger one.""",
+    runs=lambda size, seed: varied(POOLS, "h", size, seed),
+    section=section,
+    headline=lambda records: best_of(records, "h"),
+    holds="open",
+    verdict="",
+    cut="As for the choice of g: 200 pixels of 32 x 32 images; 4 epochs on 8,000 images.",
+    minutes=30,
+)

@@ -1,0 +1,239 @@
+"""Runs recipes: trains, measures, records.
+
+Several processes may run the same recipes at once. Each takes the next run that no other is at, so
+that starting a command twice halves the time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from experiments import records
+from experiments.processes import hold_together, launch
+from experiments.progress import duration
+from experiments.recipe import Recipe, Run, Size, settings_of
+from experiments.records import Record
+from experiments.training import ASK_EVERY, BusyError, Draw, Trained, seed_for, train
+from setfold import SetfoldError
+
+
+@dataclass(frozen=True)
+class Options:
+    """How runs are run.
+
+    Args:
+        out: the folder for trainings and records.
+        device: "auto", "cpu", "cuda" or "mps".
+        precision: "32-true" or "bf16-mixed".
+        threads: of torch on the CPU; None for its own choice.
+        again: measure again what is recorded; finished trainings are used as they are.
+    """
+
+    out: Path
+    device: str = "auto"
+    precision: str = "32-true"
+    threads: int | None = None
+    again: bool = False
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A run of a recipe, with one size and seed."""
+
+    recipe: Recipe
+    size: Size
+    seed: int
+    run: Run
+
+    def __str__(self) -> str:
+        settings = "".join(f", {name} {value}" for name, value in self.run.settings.items())
+        return f"{self.recipe.name}: {self.run.method}{settings}, seed {self.seed}"
+
+    @property
+    def key(self) -> str:
+        """A name for its lock."""
+        parts = [self.recipe.name, self.size, self.run.method, dict(self.run.settings), self.seed]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def training(self) -> Any:
+        """The settings of the training, as a record holds them."""
+        return json.loads(json.dumps(settings_of(self.run.training)))
+
+    def recorded_by(self, record: Record) -> bool:
+        """Whether a record of the recipe is one of this run, with the same training."""
+        return (record.size, record.method, record.settings, record.seed, record.training) == (
+            self.size,
+            self.run.method,
+            self.run.settings,
+            self.seed,
+            self.training,
+        )
+
+
+def run(
+    recipes: Sequence[Recipe],
+    size: Size,
+    seeds: Sequence[int] | None = None,
+    *,
+    options: Options,
+    console: Console | None = None,
+) -> list[str]:
+    """Run recipes; what is recorded already is not run again.
+
+    Args:
+        recipes: which.
+        size: how much of them.
+        seeds: with which seeds; None for all that the recipe has at this size.
+        options: how.
+        console: where progress is shown; None for the standard one.
+
+    Returns:
+        What went wrong, one message for each run that failed: the others are run all the same.
+    """
+    jobs = [
+        _Job(recipe, size, seed, run)
+        for recipe in recipes
+        for seed in (range(recipe.seeds[size]) if seeds is None else seeds)
+        for run in recipe.runs(size, seed)
+    ]
+    return _Runner(jobs, options.out / "records" / size, options, console).run()
+
+
+class _Runner:
+    """Goes through jobs until each is recorded or has failed."""
+
+    def __init__(
+        self, jobs: list[_Job], folder: Path, options: Options, console: Console | None
+    ) -> None:
+        self.jobs, self.folder, self.options = jobs, folder, options
+        self.fabric = launch(options.device, options.precision, options.threads)
+        first = self.fabric.is_global_zero
+        self.console = (console or Console()) if first else Console(quiet=True)
+        self.began, self.started = _now(), time.monotonic()
+        self.announced: set[str] = set()
+        self.failures: list[str] = []
+        self.to_do = self._unrecorded()
+        records.commit()  # of the code as it is now
+
+    def run(self) -> list[str]:
+        """Run all jobs; those that other processes are at are looked at again later."""
+        left = self.jobs
+        while left:
+            later = [job for job in left if not self._settle(job)]
+            if len(later) == len(left):
+                time.sleep(ASK_EVERY)
+            left = later
+        return self.failures
+
+    def _settle(self, job: _Job) -> bool:
+        """Run a job unless it is recorded; False if another process is at it, or its training."""
+        lock = self.options.out / "running" / f"{job.key}.lock"
+        with hold_together(self.fabric, lock) as held:
+            if not held:
+                return False
+            if self.fabric.broadcast(self._is_recorded(job)):
+                return True
+            self._announce(job)
+            try:
+                self._work(job)
+            except BusyError:
+                return False
+            except (SetfoldError, OSError) as error:
+                if self.fabric.world_size > 1:  # the other processes are still at the run
+                    raise
+                self.failures.append(f"{job}: {error}")
+                self.console.print(f"failed: {error}", soft_wrap=True, markup=False)
+            return True
+
+    def _is_recorded(self, job: _Job) -> bool:
+        return any(
+            job.recorded_by(record)
+            for record in records.read(self.folder, job.recipe.name)
+            if not self.options.again or record.finished >= self.began
+        )
+
+    def _unrecorded(self) -> int:
+        return sum(not self._is_recorded(job) for job in self.jobs)
+
+    def _announce(self, job: _Job) -> None:
+        if job.key in self.announced:
+            return
+        self.announced.add(job.key)
+        left = self._unrecorded()
+        line = f"[{len(self.jobs) - left + 1} of {len(self.jobs)}] {job}"
+        if left < self.to_do:  # by all processes that share the work
+            pace = (time.monotonic() - self.started) / (self.to_do - left)
+            line += f" (all: about {duration(pace * left)} left)"
+        self.console.print(line, soft_wrap=True, markup=False)
+
+    def _work(self, job: _Job) -> None:
+        options, trained = self.options, None
+        if job.run.training is not None:
+            trained = train(
+                job.run.training,
+                out=options.out,
+                device=options.device,
+                precision=options.precision,
+                threads=options.threads,
+                console=self.console,
+                wait=False,
+            )
+        if self.fabric.is_global_zero:
+            records.write(self._measure(job, trained), self.folder)
+        self.fabric.barrier()
+
+    def _measure(self, job: _Job, trained: Trained | None) -> Record:
+        started = time.monotonic()
+        torch.manual_seed(seed_for(Draw.MEASUREMENT, job.seed))
+        model = None if trained is None else trained.model
+        with torch.no_grad():
+            metrics = job.run.measure(model)
+        return Record(
+            recipe=job.recipe.name,
+            size=job.size,
+            method=job.run.method,
+            settings=dict(job.run.settings),
+            seed=job.seed,
+            metrics=metrics,
+            history={} if trained is None else trained.history,
+            training=job.training,
+            parameters=None if model is None else sum(p.numel() for p in model.parameters()),
+            command=self._command(job),
+            commit=records.commit(),
+            versions=records.versions(),
+            machine=self._machine(),
+            seconds=time.monotonic() - started + (0 if trained is None else trained.seconds),
+            finished=_now(),
+        )
+
+    def _command(self, job: _Job) -> str:
+        command = f"python -m experiments run {job.recipe.name} --size {job.size} --seed {job.seed}"
+        for name in ("device", "precision"):
+            value = getattr(self.options, name)
+            if value != getattr(Options, name):
+                command += f" --{name} {value}"
+        return command
+
+    def _machine(self) -> dict[str, str | int]:
+        device = self.fabric.device
+        return records.cpu() | {
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+            "precision": self.options.precision,
+            "threads": torch.get_num_threads(),
+            "processes": self.fabric.world_size,
+        }
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

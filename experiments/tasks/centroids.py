@@ -1,0 +1,351 @@
+"""Centroids of classes: prototypical networks whose support sets may grow without end.
+
+A class is the set of its support images, folded into one vector. A query is encoded as a set of one
+element, by the same model, and belongs to the class whose centroid is nearest.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import ClassVar
+
+import torch
+from sklearn.manifold import TSNE
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from experiments.data import mnist, tiny_imagenet
+from experiments.pools import Pool
+from experiments.recipe import Metrics, Task
+from setfold import SetEncoder, SetState, StreamingSetEncoder
+
+DIM = 128  # of a centroid
+CHUNK = 500  # elements that are encoded or folded at once when measured
+
+
+@dataclass(frozen=True)
+class Centroids(Task):
+    """Classification of queries by the nearest centroid of a class.
+
+    Args:
+        pool: folds the features of a support set into its centroid.
+        way: classes in an episode.
+        support: elements of each class that make its centroid.
+        query: elements of each class that are classified.
+        episodes: in an epoch.
+    """
+
+    metric: ClassVar[str] = "accuracy"
+    larger_is_better: ClassVar[bool] = True
+
+    pool: Pool
+    way: int
+    support: int
+    query: int
+    episodes: int
+
+    @abstractmethod
+    def data(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Items (n, ...) and labels (n,) of each split."""
+
+    @abstractmethod
+    def prepared(self, items: Tensor) -> Tensor:
+        """Items (N, ...) as elements that the model takes."""
+
+    def items(self) -> int:
+        return self.episodes
+
+    def batch(self, items: Tensor) -> Tensor:
+        """Episodes (E, way, support + query, ...), drawn anew whatever their numbers are."""
+        rows = torch.stack([self._episode() for _ in items])
+        images = self.data()[0]["train"]
+        return self.prepared(images[rows.flatten()]).unflatten(0, rows.shape)
+
+    def _episode(self) -> Tensor:
+        """Rows (way, support + query) of the train split."""
+        classes = _rows_of_classes(self)
+        size = self.support + self.query
+        chosen = torch.randperm(len(classes))[: self.way].tolist()
+        return torch.stack([_drawn(classes[label], size) for label in chosen])
+
+    def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
+        """The cross-entropy of a softmax over negative squared distances to the centroids."""
+        centroids, queries = self.encode(model, batch)  # (E, way, d), (E, way * query, d)
+        distances = (queries.unsqueeze(2) - centroids.unsqueeze(1)).square().sum(-1)
+        labels = torch.arange(batch.shape[1], device=batch.device)
+        labels = labels.repeat_interleave(self.query).expand(batch.shape[0], -1)
+        return cross_entropy(-distances.flatten(0, 1), labels.flatten())
+
+    def encode(self, model: nn.Module, episodes: Tensor) -> tuple[Tensor, Tensor]:
+        """Centroids (E, way, d) and queries (E, way * query, d) of episodes, encoded in one batch.
+
+        So the features run once, and random slots are the same for centroids and queries.
+        """
+        number, way = episodes.shape[:2]
+        support, query = episodes.split([self.support, self.query], dim=2)
+        sets, singles = number * way, number * way * self.query
+        owner = torch.arange(sets, device=episodes.device).repeat_interleave(self.support)
+        alone = torch.arange(sets, sets + singles, device=episodes.device)
+        encodings = model(
+            torch.cat([support.flatten(0, 2), query.flatten(0, 2)]),
+            index=torch.cat([owner, alone]),
+            batch_size=sets + singles,
+        )
+        centroids, queries = encodings.split([sets, singles])
+        return centroids.unflatten(0, (number, way)), queries.unflatten(0, (number, -1))
+
+    def evaluate(self, model: nn.Module, split: str) -> Metrics:
+        """Accuracy over all classes with as many supports as in training, of 2,000 queries."""
+        ways = (len(_rows_of_classes(self)),)
+        found = self.growing(
+            model, supports=(self.support,), ways=ways, draws=5, queries=2000, split=split
+        )
+        accuracies = found[accuracy_key(ways[0])]
+        assert isinstance(accuracies, list)
+        return {self.metric: accuracies[0]}
+
+    # ---- what recipes measure ----------------------------------------------------------------
+
+    @torch.no_grad()
+    def growing(
+        self,
+        model: nn.Module | None,
+        *,
+        supports: Sequence[int],
+        ways: Sequence[int],
+        draws: int = 10,
+        redrawn: int = 100,
+        queries: int | None = None,
+        split: str = "test",
+    ) -> Metrics:
+        """Accuracy while the support sets grow, each a stream whose state is read at some sizes.
+
+        Args:
+            model: in eval mode.
+            supports: sizes at which the states are read, increasing; a class that has fewer gives all.
+            ways: numbers of classes to choose from; fewer than all are drawn anew ten times.
+            draws: how many streams are averaged.
+            redrawn: up to this size; larger supports are read from the first stream only.
+            queries: how many are classified, evenly spread over the split; None for all.
+            split: whose items are the queries.
+        """
+        model = _streaming(model)
+        items, labels = self._queries(split, queries)
+        encodings = encoded(model, self, items)
+        labels = labels.to(encodings.device)
+        hits: dict[tuple[int, int], list[float]] = {}
+        for draw in range(draws):
+            generator = torch.Generator().manual_seed(draw)
+            sizes = [size for size in supports if draw == 0 or size <= redrawn]
+            for size, centroids in self._streamed(model, sizes, split, generator):
+                distances = torch.cdist(encodings, centroids)
+                for way in ways:
+                    found = accuracy(distances, labels, way, generator)
+                    hits.setdefault((way, size), []).append(found)
+        measured: Metrics = {"supports": [float(size) for size in supports]}
+        for way in ways:
+            means = [sum(hits[way, size]) / len(hits[way, size]) for size in supports]
+            measured[accuracy_key(way)] = means
+        return measured
+
+    @torch.no_grad()
+    def picture(
+        self,
+        model: nn.Module | None,
+        *,
+        classes: int = 10,
+        queries: int = 400,
+        split: str = "test",
+    ) -> Metrics:
+        """Queries and centroids in the plane, by t-SNE: of one support each, and of all.
+
+        Args:
+            model: in eval mode.
+            classes: the first so many are shown.
+            queries: how many of theirs, in all.
+            split: whose items the queries are.
+        """
+        model = _streaming(model)
+        items, labels = self._queries(split)
+        of_classes = _rows_by_label(labels)[:classes]
+        shown = torch.cat([rows[: queries // classes] for rows in of_classes])
+        most = max(len(rows) for rows in _rows_by_label(self._supports(split)[1]))
+        streamed = self._streamed(model, [1, most], split, torch.Generator().manual_seed(0))
+        one, everything = (centroids[:classes] for _, centroids in streamed)
+        points = torch.cat([encoded(model, self, items[shown]), one, everything]).cpu().numpy()
+        flat = torch.from_numpy(TSNE(random_state=0, perplexity=15).fit_transform(points))
+        measured: Metrics = {"labels": labels[shown].float().tolist()}
+        parts = flat.split([len(shown), classes, classes])
+        for name, part in zip(("queries", "one support", "all supports"), parts, strict=True):
+            for axis, values in zip("xy", part.T.tolist(), strict=True):
+                measured[f"{name}, {axis}"] = [round(value, 3) for value in values]
+        return measured
+
+    def _queries(self, split: str, number: int | None = None) -> tuple[Tensor, Tensor]:
+        """Items and labels of a split, or some of them, evenly spread."""
+        items, labels = (part[split] for part in self.data())
+        step = 1 if number is None else -(-len(labels) // number)
+        return items[::step], labels[::step]
+
+    def _supports(self, split: str) -> tuple[Tensor, Tensor]:
+        """The train split; all that is not tested on, in the end."""
+        items, labels = self.data()
+        splits = ["train", "validation"] if split == "test" else ["train"]
+        return torch.cat([items[s] for s in splits]), torch.cat([labels[s] for s in splits])
+
+    def _streamed(
+        self,
+        model: StreamingSetEncoder,
+        sizes: Sequence[int],
+        split: str,
+        generator: torch.Generator,
+    ) -> list[tuple[int, Tensor]]:
+        """The centroids (classes, d) of all classes when each has seen so many supports."""
+        items, labels = self._supports(split)
+        classes = [_drawn(rows, len(rows), generator) for rows in _rows_by_label(labels)]
+        state, seen, read = model.initial_state(len(classes)), 0, []
+        for size in sizes:
+            arriving = torch.cat([rows[seen:size] for rows in classes])
+            state = absorbed(model, self, state, items[arriving], labels[arriving])
+            seen = size
+            read.append((size, model.readout(state)))
+        return read
+
+
+@dataclass(frozen=True)
+class DigitCentroids(Centroids):
+    """Digits of MNIST, 5-way with 10 supports and 10 queries; a small convolutional network."""
+
+    way: int = 5
+    support: int = 10
+    query: int = 10
+    episodes: int = 1000
+
+    def data(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        digits = mnist.load(made_up=self.made_up)
+        return digits.images, digits.labels
+
+    def prepared(self, items: Tensor) -> Tensor:
+        return items.unsqueeze(1).float() / 255  # (N, 1, 28, 28)
+
+    def build(self) -> SetEncoder:
+        features = nn.Sequential(
+            _convolution(1, 32),
+            nn.MaxPool2d(2),
+            _convolution(32, 64),
+            nn.MaxPool2d(2),
+            _convolution(64, DIM),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+        )
+        return self.pool.build(DIM, DIM, features)
+
+
+@dataclass(frozen=True)
+class FeatureCentroids(Centroids):
+    """Frozen features of Tiny ImageNet, 20-way with 2 supports and 2 queries.
+
+    Args:
+        layers: linear layers before the pool, with a ReLU between them.
+    """
+
+    way: int = 20
+    support: int = 2
+    query: int = 2
+    episodes: int = 1000
+    layers: int = 0
+
+    def data(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        found = tiny_imagenet.load(made_up=self.made_up)
+        return found.features, found.labels
+
+    def prepared(self, items: Tensor) -> Tensor:
+        return items
+
+    def build(self) -> SetEncoder:
+        width = self.data()[0]["train"].shape[1]
+        if self.layers == 0:
+            return self.pool.build(width, DIM)
+        stack: list[nn.Module] = [nn.Linear(width, DIM)]
+        for _ in range(self.layers - 1):
+            stack += [nn.ReLU(), nn.Linear(DIM, DIM)]
+        return self.pool.build(DIM, DIM, nn.Sequential(*stack))
+
+
+def accuracy_key(way: int) -> str:
+    """The name under which `growing` lists accuracies."""
+    return f"accuracy, {way}-way"
+
+
+def accuracy(distances: Tensor, labels: Tensor, way: int, generator: torch.Generator) -> float:
+    """How many queries are nearest to their own centroid.
+
+    Args:
+        distances: (queries, classes).
+        labels: (queries,).
+        way: how many classes there are to choose from; fewer than all are drawn ten times.
+        generator: draws them.
+    """
+    classes = distances.shape[1]
+    if way >= classes:
+        return (distances.argmin(1) == labels).float().mean().item()
+    found = []
+    for _ in range(10):
+        chosen = torch.randperm(classes, generator=generator)[:way].to(labels.device)
+        among = torch.isin(labels, chosen)
+        nearest = chosen[distances[among][:, chosen].argmin(1)]
+        found.append((nearest == labels[among]).float().mean().item())
+    return sum(found) / len(found)
+
+
+def encoded(model: StreamingSetEncoder, task: Centroids, items: Tensor) -> Tensor:
+    """Queries (N, ...), each as a set of one element: (N, d)."""
+    device = next(model.parameters()).device
+    chunks = items.split(CHUNK)
+    return torch.cat([model(task.prepared(c).to(device).unsqueeze(1)) for c in chunks])
+
+
+def absorbed(
+    model: StreamingSetEncoder, task: Centroids, state: SetState, items: Tensor, labels: Tensor
+) -> SetState:
+    """The state of all classes after more of their items (N, ...), chunk by chunk."""
+    for chunk, owner in zip(items.split(CHUNK), labels.split(CHUNK), strict=True):
+        elements = task.prepared(chunk).to(state.device)
+        state = model.update(state, elements, index=owner.to(state.device))
+    return state
+
+
+def _convolution(dim_in: int, dim_out: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(dim_in, dim_out, 3, padding=1), nn.BatchNorm2d(dim_out), nn.LeakyReLU()
+    )
+
+
+def _streaming(model: nn.Module | None) -> StreamingSetEncoder:
+    if not isinstance(model, StreamingSetEncoder):
+        raise TypeError(
+            f"centroids grow, so they need an encoder that folds in one pass; got "
+            f"{type(model).__name__}."
+        )
+    return model
+
+
+def _drawn(rows: Tensor, number: int, generator: torch.Generator | None = None) -> Tensor:
+    """So many of the rows, in random order, none twice."""
+    if number > len(rows):
+        raise ValueError(f"{number} elements of a class are wanted; it has {len(rows)}.")
+    return rows[torch.randperm(len(rows), generator=generator)[:number]]
+
+
+def _rows_by_label(labels: Tensor) -> list[Tensor]:
+    """The rows of each label, from 0 on."""
+    return list(labels.argsort(stable=True).split(labels.bincount().tolist()))
+
+
+@cache
+def _rows_of_classes(task: Centroids) -> list[Tensor]:
+    """The rows of each class in the train split; the same at every step."""
+    return _rows_by_label(task.data()[1]["train"])

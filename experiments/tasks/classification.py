@@ -1,0 +1,227 @@
+"""Point clouds: a set of points on a surface in, the class of the shape out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import ClassVar, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import setfold
+from experiments.data import modelnet40
+from experiments.pools import Activation, Pool
+from experiments.recipe import Metrics, Task
+from experiments.tasks import sets
+
+TURN = 0.1 * math.pi  # the largest, about the vertical axis
+SCALES = (0.8, 1.25)  # of each axis
+CLOUDS = 32  # that are evaluated at a time
+Encodings = Callable[[Tensor], Iterable[Tensor]]  # of points (B, P, 3) in a random order
+
+
+class Batch(NamedTuple):
+    """Some clouds to learn from."""
+
+    points: Tensor  # (B, n, 3)
+    labels: Tensor  # (B,)
+
+
+class Classifier(nn.Module):
+    """Logits of classes, from the encoding of a set."""
+
+    def __init__(self, encoder: setfold.SetEncoder, head: nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.head = head
+
+    def forward(self, points: Tensor) -> Tensor:
+        """(B, n, 3) -> (B, classes)."""
+        return self.head(self.encoder(points))
+
+
+@dataclass(frozen=True)
+class PointClouds(Task):
+    """Classifies ModelNet40.
+
+    Args:
+        pool: folds the points' features.
+        points: drawn of every cloud, at every visit anew.
+        dim: width of the encoding and of the layer after it.
+        widths: of linear layers on each point before the pool, with an activation each; none for a pool
+            that has its own.
+        hidden: whether there is a layer between the encoding and the classes.
+        activation: of all these layers.
+        layer_norm: whether the layers on each point are normalised, each point alone.
+        batch_norm: whether encoding and hidden layer are normalised over the batch: after the fold, so that
+            it stays one.
+        dropout: before each layer after the pool.
+        augment: whether clouds are turned and stretched in training.
+    """
+
+    metric: ClassVar[str] = "accuracy"
+    larger_is_better: ClassVar[bool] = True
+
+    pool: Pool
+    points: int = 100
+    dim: int = 256
+    widths: tuple[int, ...] = (256, 256, 256)
+    hidden: bool = True
+    activation: Activation = Activation.TANH
+    layer_norm: bool = False
+    batch_norm: bool = False
+    dropout: float = 0.5
+    augment: bool = True
+
+    def items(self) -> int:
+        return len(self._data().labels["train"])
+
+    def build(self) -> Classifier:
+        features = nn.Sequential(*self._features()) if self.widths else None
+        encoder = self.pool.build(self.widths[-1] if self.widths else 3, self.dim, features)
+        return Classifier(encoder, nn.Sequential(*self._head()))
+
+    def _features(self) -> Iterator[nn.Module]:
+        for before, after in pairwise([3, *self.widths]):
+            yield nn.Linear(before, after)
+            if self.layer_norm:
+                yield nn.LayerNorm(after)
+            yield self.activation.module()
+
+    def _head(self) -> Iterator[nn.Module]:
+        norm = nn.BatchNorm1d if self.batch_norm else nn.Identity
+        yield norm(self.dim)
+        if self.hidden:
+            yield nn.Dropout(self.dropout)
+            yield nn.Linear(self.dim, self.dim)
+            yield norm(self.dim)
+            yield self.activation.module()
+        yield nn.Dropout(self.dropout)
+        yield nn.Linear(self.dim, len(self._data().classes))
+
+    def batch(self, items: Tensor) -> Batch:
+        data = self._data()
+        clouds = data.points["train"]
+        positions = sets.drawn(len(items), clouds.shape[1], self.points)
+        points = clouds[items.unsqueeze(1), positions]
+        if self.augment:
+            points = augmented(points)
+        return Batch(standardised(points, self.points), data.labels["train"][items])
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        return cross_entropy(model(batch.points), batch.labels)
+
+    def evaluate(self, model: nn.Module, split: str) -> Metrics:
+        encoder = cast("Classifier", model).encoder
+        (found,) = self.accuracy_of(model, lambda points: [encoder(points)], self.points, split)
+        return {"accuracy": found}
+
+    @torch.no_grad()
+    def accuracy_of(
+        self,
+        model: nn.Module,
+        encodings: Encodings,
+        points: int,
+        split: str = "test",
+        first: int | None = None,
+        draws: int = 1,
+    ) -> list[float]:
+        """The accuracy on a split, for each of several encodings of its clouds.
+
+        Args:
+            model: a Classifier.
+            encodings: of clouds, from points (B, n, 3) that are always the same.
+            points: how many of each cloud are drawn.
+            split: "validation" or "test".
+            first: points by which clouds are standardised, those that arrive first; None for all.
+            draws: how often points are drawn, over which the accuracy is averaged.
+        """
+        head, device = cast("Classifier", model).head, next(model.parameters()).device
+        totals: list[int] = []
+        for clouds, labels in self.blocks(split, points, draws):
+            clouds, labels = standardised(clouds, first or points).to(device), labels.to(device)
+            right = [
+                int((head(encoding).argmax(1) == labels).sum()) for encoding in encodings(clouds)
+            ]
+            totals = [a + b for a, b in zip(totals or [0] * len(right), right, strict=True)]
+        return [total / (draws * len(self._data().labels[split])) for total in totals]
+
+    def blocks(self, split: str, points: int, draws: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
+        """Some clouds at a time: points (B, n, 3), the same at every call, and labels (B,)."""
+        clouds, labels = self._data().points[split], self._data().labels[split]
+        for draw in range(draws):
+            generator = torch.Generator().manual_seed(draw)
+            for items in torch.arange(len(labels)).split(CLOUDS):
+                # All points are drawn and then some are left out: more points extend fewer.
+                positions = sets.drawn(len(items), clouds.shape[1], points, generator)
+                yield clouds[items.unsqueeze(1), positions], labels[items]
+
+    def _data(self) -> modelnet40.Clouds:
+        return modelnet40.load(made_up=self.made_up)
+
+
+def augmented(points: Tensor) -> Tensor:
+    """Clouds (B, n, 3), each turned a little about the vertical axis, z, and stretched along each axis."""
+    angle = torch.empty(len(points)).uniform_(-TURN, TURN)
+    cosine, sine = angle.cos(), angle.sin()
+    zero, one = torch.zeros_like(angle), torch.ones_like(angle)
+    turn = torch.stack([cosine, -sine, zero, sine, cosine, zero, zero, zero, one], 1)
+    stretch = torch.empty(len(points), 1, 3).uniform_(*SCALES)
+    return points @ turn.view(-1, 3, 3) * stretch
+
+
+def standardised(points: Tensor, first: int) -> Tensor:
+    """Clouds (B, n, 3) with mean 0 and deviation 1, one number each for all axes.
+
+    Args:
+        points: in the order in which they arrive.
+        first: how many of them decide; those that arrive later must not, or a stream that has begun would
+            have to begin again.
+    """
+    known = points[:, :first]
+    mean, deviation = known.mean((1, 2), keepdim=True), known.std((1, 2), keepdim=True)
+    return (points - mean) / deviation
+
+
+# ---- what recipes measure ----------------------------------------------------------------------
+
+
+def streamed_accuracy(
+    model: Classifier, task: PointClouds, chunk: int, steps: int, draws: int = 1
+) -> Metrics:
+    """Accuracy on the test split after 1, 2, ... `steps` chunks of points of the same clouds.
+
+    Args:
+        model: trained, in eval mode.
+        task: that it was trained for.
+        chunk: points in a chunk; the first one decides how clouds are standardised.
+        steps: how many chunks.
+        draws: how often points are drawn, over which the accuracy is averaged.
+    """
+    found = task.accuracy_of(
+        model,
+        lambda points: sets.streamed(model.encoder, sets.chunked(points, chunk, steps)),
+        points=chunk * steps,
+        first=chunk,
+        draws=draws,
+    )
+    return {"points": [float(chunk * step) for step in range(1, steps + 1)], "accuracy": found}
+
+
+def accuracy(model: Classifier, task: PointClouds, points: int, draws: int = 1) -> Metrics:
+    """Accuracy on the test split, of whole clouds of so many points."""
+    (found,) = task.accuracy_of(model, lambda clouds: [model.encoder(clouds)], points, draws=draws)
+    return {"accuracy": found}
+
+
+@torch.no_grad()
+def consistency_error(model: Classifier, task: PointClouds, chunk: int, steps: int) -> Metrics:
+    """The relative difference between streamed and whole encodings of some test clouds."""
+    points, _ = next(task.blocks("test", chunk * steps))
+    points = standardised(points, chunk).to(next(model.parameters()).device)
+    chunks = sets.chunked(points, chunk, steps)
+    return {"consistency_error": sets.consistency_error(model.encoder, chunks)}

@@ -1,0 +1,200 @@
+"""Amortised clustering: a set of points in, the parameters of the mixture they came from out.
+
+The task, its data and its numbers are those of the Set Transformer (Lee et al., ICML 2019): mixtures of
+four Gaussians in the plane, 100 to 500 points, log-likelihood per point.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from experiments.pools import Pool
+from experiments.recipe import Metrics, Task
+from setfold import SAB, SetEncoder, fold
+
+SPREAD = 4.0  # means are uniform in [-SPREAD, SPREAD]^2
+DEVIATION = 0.3  # of every cluster, in both directions
+EVALUATION_SEEDS = {"validation": 1, "test": 2}
+
+
+class Mixture(NamedTuple):
+    """Parameters of B mixtures of K Gaussians with diagonal covariance."""
+
+    log_weights: Tensor  # (B, K)
+    means: Tensor  # (B, K, 2)
+    deviations: Tensor  # (B, K, 2)
+
+    def log_likelihood(self, points: Tensor) -> Tensor:
+        """The log-likelihood (B, n) of points (B, n, 2)."""
+        apart = (points.unsqueeze(2) - self.means.unsqueeze(1)) / self.deviations.unsqueeze(1)
+        scale = self.deviations.log().sum(-1) + math.log(2 * math.pi)  # (B, K)
+        of_clusters = -apart.square().sum(-1) / 2 - scale.unsqueeze(1)  # (B, n, K)
+        return (of_clusters + self.log_weights.unsqueeze(1)).logsumexp(-1)
+
+    def draw(self, number: int, generator: torch.Generator | None = None) -> Tensor:
+        """So many points of each mixture: (B, n, 2)."""
+        clusters = torch.multinomial(
+            self.log_weights.exp(), number, replacement=True, generator=generator
+        ).unsqueeze(-1)
+        noise = torch.randn(*clusters.shape[:2], 2, generator=generator)
+        means, deviations = (
+            part.take_along_dim(clusters, 1) for part in (self.means, self.deviations)
+        )
+        return means + deviations * noise
+
+
+def draw_mixtures(number: int, clusters: int, generator: torch.Generator | None = None) -> Mixture:
+    """Mixtures as the task has them: weights from a flat Dirichlet, means uniform in a square."""
+    shares = torch.empty(number, clusters).exponential_(generator=generator)
+    means = SPREAD * (2 * torch.rand(number, clusters, 2, generator=generator) - 1)
+    weights = shares / shares.sum(1, keepdim=True)  # exponentials over their sum: Dirichlet(1)
+    return Mixture(weights.log(), means, torch.full_like(means, DEVIATION))
+
+
+class Clusterer(nn.Module):
+    """encoder -> one vector for each cluster -> self-attention among them -> its parameters.
+
+    Args:
+        encoder: (B, n, 2) -> (B, clusters * width).
+        clusters: in a mixture.
+        width: of a cluster's vector.
+        blocks: of self-attention among the clusters.
+    """
+
+    def __init__(self, encoder: SetEncoder, clusters: int, width: int, blocks: int) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.decoder = nn.Sequential(
+            nn.Unflatten(1, (clusters, width)),
+            *(SAB(width, num_heads=4, layer_norm=False) for _ in range(blocks)),
+            nn.Linear(width, 5),
+        )
+
+    def forward(self, points: Tensor) -> Mixture:
+        """The mixtures that points (B, n, 2) seem to come from."""
+        return self.decode(self.encoder(points))
+
+    def decode(self, encoding: Tensor) -> Mixture:
+        """The mixtures from encodings (B, clusters * width)."""
+        weight, means, scales = self.decoder(encoding).split([1, 2, 2], dim=-1)
+        deviations = nn.functional.softplus(scales) + 1e-3  # no cluster collapses onto a point
+        return Mixture(weight.squeeze(-1).log_softmax(-1), means, deviations)
+
+
+@dataclass(frozen=True)
+class Clustering(Task):
+    """Mixtures of Gaussians, whose parameters are read off a set of points.
+
+    Args:
+        pool: folds the points' features.
+        layers: linear layers on each point before the pool, with a ReLU between them.
+        width: of these layers, and of a cluster's vector.
+        blocks: of self-attention among the clusters' vectors.
+        sets: in an epoch.
+        least: points in a set; all sets of a batch have as many.
+        most: points in a set.
+        clusters: in a mixture.
+    """
+
+    metric: ClassVar[str] = "log-likelihood"
+    larger_is_better: ClassVar[bool] = True
+
+    pool: Pool
+    layers: int = 3
+    width: int = 128
+    blocks: int = 1
+    sets: int = 10_000
+    least: int = 100
+    most: int = 500
+    clusters: int = 4
+
+    def items(self) -> int:
+        return self.sets
+
+    def build(self) -> Clusterer:
+        stack: list[nn.Module] = [nn.Linear(2, self.width)]
+        for _ in range(self.layers - 1):
+            stack += [nn.ReLU(), nn.Linear(self.width, self.width)]
+        encoder = self.pool.build(self.width, self.clusters * self.width, nn.Sequential(*stack))
+        return Clusterer(encoder, self.clusters, self.width, self.blocks)
+
+    def batch(self, items: Tensor) -> Tensor:
+        """Points (B, n, 2) of mixtures that are drawn anew, whatever their numbers are."""
+        number = int(torch.randint(self.least, self.most + 1, ()))
+        return draw_mixtures(len(items), self.clusters).draw(number)
+
+    def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
+        mixture: Mixture = model(batch)
+        return -mixture.log_likelihood(batch).mean()
+
+    def evaluate(self, model: nn.Module, split: str, batches: int = 100) -> Metrics:
+        """Log-likelihood per point, beside that of the true parameters, on mixtures drawn once."""
+        device = next(model.parameters()).device
+        found, true = [], []
+        for mixture, points in self._fixed(split, batches):
+            there = points.to(device)
+            found.append(model(there).log_likelihood(there).mean().item())
+            true.append(mixture.log_likelihood(points).mean().item())
+        return {self.metric: sum(found) / batches, "oracle": sum(true) / batches}
+
+    def _fixed(self, split: str, batches: int) -> Iterator[tuple[Mixture, Tensor]]:
+        """Batches of ten mixtures and their points, the same at every call."""
+        generator = torch.Generator().manual_seed(EVALUATION_SEEDS[split])
+        for _ in range(batches):
+            number = int(torch.randint(self.least, self.most + 1, (), generator=generator))
+            mixture = draw_mixtures(10, self.clusters, generator)
+            yield mixture, mixture.draw(number, generator)
+
+    @torch.no_grad()
+    def streamed(
+        self,
+        model: nn.Module | None,
+        *,
+        sizes: Sequence[int] = (100, 1000, 10_000, 100_000, 1_000_000),
+        mixtures: int = 4,
+        chunk: int = 10_000,
+    ) -> Metrics:
+        """Log-likelihood per point of larger and larger sets, folded chunk by chunk.
+
+        Points are made when they are needed, and never kept: only one chunk is in memory.
+
+        Args:
+            model: in eval mode; its encoder folds, in one pass or in several.
+            sizes: points in a set.
+            mixtures: sets that are folded side by side.
+            chunk: points of each that are in memory at once.
+        """
+        assert isinstance(model, Clusterer)
+        device = next(model.parameters()).device
+        truth = draw_mixtures(mixtures, self.clusters, torch.Generator().manual_seed(0))
+        there = Mixture(*(part.to(device) for part in truth))
+        found, true = [], []
+        for size in sizes:
+            chunks = partial(_points, truth, size, chunk, device)
+            guess = model.decode(fold(model.encoder, chunks))
+            found.append(_log_likelihood_of(guess, chunks()))
+            true.append(_log_likelihood_of(there, chunks()))
+        return {"sizes": [float(size) for size in sizes], self.metric: found, "oracle": true}
+
+
+def _points(mixture: Mixture, size: int, chunk: int, device: torch.device) -> Iterator[Tensor]:
+    """Points of mixtures in chunks (B, n, 2), the same at every call."""
+    generator = torch.Generator().manual_seed(size)
+    for start in range(0, size, chunk):
+        yield mixture.draw(min(chunk, size - start), generator).to(device)
+
+
+def _log_likelihood_of(mixture: Mixture, chunks: Iterator[Tensor]) -> float:
+    """The mean log-likelihood per point, chunk by chunk."""
+    total, count = 0.0, 0
+    for points in chunks:
+        total += mixture.log_likelihood(points).sum(dtype=torch.float64).item()
+        count += points.shape[0] * points.shape[1]
+    return total / count

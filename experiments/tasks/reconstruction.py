@@ -1,0 +1,359 @@
+"""Image completion: a set of pixels in, a distribution of the colour of every pixel out.
+
+A conditional neural process (Garnelo et al., ICML 2018), as the paper has it: pixels are elements
+(row / H, column / W, r, g, b), a set encoder folds them, and a decoder tells mean and scale of
+the three colours at any coordinate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import ClassVar, Literal, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, scaled_dot_product_attention, softplus
+
+import setfold
+from experiments.data import celeba
+from experiments.pools import Pool, SlottedPool
+from experiments.recipe import Metrics, Task
+from experiments.tasks import sets
+
+HIDDEN = 128  # of the decoder
+SMALLEST_SCALE = 0.1  # so that no NLL is below log(0.1 sqrt(2 pi)) = -1.384
+IMAGES = 20  # that are evaluated at a time
+Encodings = Callable[[Tensor], Iterable[Tensor]]  # of pixels (B, P, 5) in a random order
+
+
+class Batch(NamedTuple):
+    """Some images to learn from."""
+
+    context: Tensor  # (B, n, 5), what the encoder sees
+    coordinates: Tensor  # (B, T, 2) or, if all images have the same, (1, T, 2)
+    colours: Tensor  # (B, T, 3), in [-1, 1]
+
+
+class Block(NamedTuple):
+    """Some images to evaluate."""
+
+    positions: Tensor  # (B, P), a random order of the pixels
+    pixels: Tensor  # (B, P, 5), in that order
+    colours: Tensor  # (B, P, 3), row by row
+
+
+class Folding(NamedTuple):
+    """How a set is encoded in training: chunk by chunk, through setfold.fold."""
+
+    gradient: str
+    chunk: int
+    samples: int
+
+
+class Decoder(nn.Module):
+    """Mean and scale of colours, from an encoding and coordinates.
+
+    The first layer's part for the encoding is computed once for an image, not for every pixel.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.dim = dim
+        self.first = nn.Linear(dim + 2, HIDDEN)
+        layers: list[nn.Module] = [nn.ReLU(inplace=True)]
+        for _ in range(2):
+            layers += [nn.Linear(HIDDEN, HIDDEN), nn.ReLU(inplace=True)]
+        self.rest = nn.Sequential(*layers, nn.Linear(HIDDEN, 6))
+
+    def forward(self, encoding: Tensor, coordinates: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and scale (B, T, 3).
+
+        Args:
+            encoding: (B, 1, dim), or (B, T, dim) where each coordinate has its own.
+            coordinates: (B, T, 2) or (1, T, 2).
+        """
+        of_encoding, of_coordinate = self.first.weight.split([self.dim, 2], 1)
+        hidden = linear(encoding, of_encoding, self.first.bias) + linear(coordinates, of_coordinate)
+        mean, scale = self.rest(hidden).chunk(2, -1)
+        return mean, SMALLEST_SCALE + (1 - SMALLEST_SCALE) * softplus(scale)
+
+
+class Look(nn.Module):
+    """Cross attention: coordinates look at slots (Attentive Neural Processes, Kim et al., ICLR 2019).
+
+    Args:
+        dim_slot: width of the slots.
+        dim: width of what a coordinate sees.
+        num_heads: heads, which divide dim.
+    """
+
+    def __init__(self, dim_slot: int, dim: int, num_heads: int = 4) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.to_query = nn.Sequential(nn.Linear(2, dim), nn.ReLU(), nn.Linear(dim, dim))
+        self.to_key_and_value = nn.Linear(dim_slot, 2 * dim)
+        self.to_out = nn.Linear(dim, dim)
+
+    def forward(self, slots: Tensor, coordinates: Tensor) -> Tensor:
+        """(B, K, dim_slot), (B or 1, T, 2) -> (B, T, dim)."""
+        query = self.to_query(coordinates).expand(len(slots), -1, -1)
+        key, value = self.to_key_and_value(slots).chunk(2, -1)
+        query, key, value = (
+            projected.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (B, H, ., d_h)
+            for projected in (query, key, value)
+        )
+        seen = scaled_dot_product_attention(query, key, value)
+        return self.to_out(seen.transpose(1, 2).flatten(2))
+
+
+class NeuralProcess(nn.Module):
+    """A conditional neural process.
+
+    Args:
+        encoder: (B, n, 5) -> (B, dim), or (B, K, d) where coordinates look at slots.
+        dim: width of the encoding that the decoder gets.
+        norm: of the encoding.
+        look: how a coordinate looks at slots; None if the encoding is one vector.
+        folding: how sets are encoded in training; None for all elements at once.
+    """
+
+    def __init__(
+        self,
+        encoder: setfold.SetEncoder,
+        dim: int,
+        norm: nn.Module,
+        look: Look | None = None,
+        folding: Folding | None = None,
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.norm = norm
+        self.look = look
+        self.decoder = Decoder(dim)
+        self.folding = folding
+
+    def forward(self, context: Tensor, coordinates: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and scale (B, T, 3) at coordinates (B or 1, T, 2), given pixels (B, n, 5)."""
+        return self.decode(self.encode(context), coordinates)
+
+    def encode(self, context: Tensor) -> Tensor:
+        """The encoding of pixels (B, n, 5): what `encoder.readout` gives of their state."""
+        if self.folding is None or not self.training:
+            return self.encoder(context)
+        gradient, chunk, samples = self.folding
+        chunks = list(context.split(chunk, 1))
+        return setfold.fold(self.encoder, chunks, gradient=gradient, samples=samples)
+
+    def decode(self, encoding: Tensor, coordinates: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and scale (B, T, 3) from an encoding; normalises it first."""
+        encoding = self.norm(encoding)
+        if self.look is None:
+            return self.decoder(encoding.unsqueeze(1), coordinates)
+        return self.decoder(self.look(encoding, coordinates), coordinates)
+
+
+@dataclass(frozen=True)
+class Reconstruction(Task):
+    """Completes CelebA images.
+
+    Args:
+        pool: folds the pixels' features.
+        side: of the images, 32 or 64.
+        context: pixels that the encoder sees.
+        targets: pixels of each image whose colours are learned in a step; None for all.
+        dim: width of the encoding.
+        standardise: whether coordinates have mean 0 and deviation 1 rather than lie in [0, 1).
+        normalise: whether the encoding passes through a LayerNorm.
+        attentive: whether each coordinate looks at the pool's slots, which are then kept.
+        gradient: of setfold.fold, through which the context is encoded in training; None to
+            encode it at once.
+        chunk: pixels in a chunk of it.
+        samples: chunks that are drawn for the gradients "unbiased" and "subset".
+    """
+
+    metric: ClassVar[str] = "nll"
+    larger_is_better: ClassVar[bool] = False
+
+    pool: Pool
+    side: Literal[32, 64] = 32
+    context: int = 200
+    targets: int | None = None
+    dim: int = 64
+    standardise: bool = False
+    normalise: bool = False
+    attentive: bool = False
+    gradient: str | None = None
+    chunk: int | None = None
+    samples: int = 1
+
+    def __post_init__(self) -> None:
+        if (self.gradient is None) != (self.chunk is None):
+            raise setfold.InputError(
+                "a context is folded in chunks, by some gradient: give gradient and chunk, or neither; "
+                f"got gradient={self.gradient!r}, chunk={self.chunk!r}."
+            )
+
+    def items(self) -> int:
+        return len(self._images("train"))
+
+    def build(self) -> NeuralProcess:
+        layers = [nn.Linear(5, self.dim), nn.ReLU(), nn.Linear(self.dim, self.dim), nn.ReLU()]
+        features = nn.Sequential(*layers, nn.Linear(self.dim, self.dim))
+        encoder, width, look = self._encoder(features)
+        norm = nn.LayerNorm(width) if self.normalise else nn.Identity()
+        folding = None
+        if self.gradient is not None and self.chunk is not None:
+            folding = Folding(self.gradient, self.chunk, self.samples)
+        return NeuralProcess(encoder, self.dim, norm, look, folding)
+
+    def _encoder(self, features: nn.Module) -> tuple[setfold.SetEncoder, int, Look | None]:
+        """The encoder, the width of what it reads, and how that is looked at."""
+        if not self.attentive:
+            return self.pool.build(self.dim, self.dim, features), self.dim, None
+        if not isinstance(self.pool, SlottedPool):
+            raise setfold.InputError(
+                f"an attentive decoder looks at slots, and {type(self.pool).__name__} has none: use "
+                "Slots, Hierarchy, Attention or PMA."
+            )
+        width = self.pool.dim_of_slots(self.dim)
+        encoder = self.pool.build_slots(self.dim, self.dim, features)
+        return encoder, width, Look(width, self.dim)
+
+    def batch(self, items: Tensor) -> Batch:
+        images = self._images("train")
+        size = images.shape[1]
+        context = self._pixels(images, items, sets.drawn(len(items), size, self.context))
+        if self.targets is None:
+            return Batch(context, self.grid().unsqueeze(0), colours_of(images[items]))
+        targets = self._pixels(images, items, sets.drawn(len(items), size, self.targets))
+        return Batch(context, targets[..., :2], targets[..., 2:])
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        mean, scale = model(batch.context, batch.coordinates)
+        return nll(mean, scale, batch.colours)
+
+    def evaluate(self, model: nn.Module, split: str) -> Metrics:
+        encode = cast("NeuralProcess", model).encode
+        (found,) = self.nll_of(model, lambda pixels: [encode(pixels[:, : self.context])], split)
+        return {"nll": found}
+
+    @torch.no_grad()
+    def nll_of(self, model: nn.Module, encodings: Encodings, split: str = "test") -> list[float]:
+        """The NLL of all pixels of a split, for each of several encodings of its images.
+
+        Args:
+            model: a NeuralProcess.
+            encodings: of images, from their pixels (B, P, 5) in a random order that is always
+                the same.
+            split: "validation" or "test".
+        """
+        decode = cast("NeuralProcess", model).decode
+        device = next(model.parameters()).device
+        coordinates = self.grid().unsqueeze(0).to(device)
+        totals: list[float] = []
+        for block in self.blocks(split):
+            colours = block.colours.to(device)
+            found = [
+                float(nll(*decode(encoding, coordinates), colours)) * len(colours)
+                for encoding in encodings(block.pixels.to(device))
+            ]
+            totals = [a + b for a, b in zip(totals or [0.0] * len(found), found, strict=True)]
+        return [total / len(self._images(split)) for total in totals]
+
+    def blocks(self, split: str) -> Iterator[Block]:
+        """Some images at a time, their pixels in a random order that is always the same."""
+        images = self._images(split)
+        generator = torch.Generator().manual_seed(0)
+        for items in torch.arange(len(images)).split(IMAGES):
+            order = sets.drawn(len(items), images.shape[1], images.shape[1], generator)
+            yield Block(order, self._pixels(images, items, order), colours_of(images[items]))
+
+    def grid(self) -> Tensor:
+        """The coordinates (P, 2) of all pixels."""
+        return grid(self.side, self.standardise)
+
+    def _pixels(self, images: Tensor, items: Tensor, positions: Tensor) -> Tensor:
+        """Elements (B, n, 5): coordinates and colours of the items' pixels at positions (B, n)."""
+        colours = colours_of(images[items.unsqueeze(1), positions])
+        return torch.cat([self.grid()[positions], colours], -1)
+
+    def _images(self, split: str) -> Tensor:
+        """(images, P, 3) uint8."""
+        return celeba.load(side=self.side, made_up=self.made_up).pixels[split].flatten(1, 2)
+
+
+def nll(mean: Tensor, scale: Tensor, colours: Tensor) -> Tensor:
+    """The negative log-likelihood of colours under normal distributions, per dimension, in nats."""
+    squares = ((colours - mean) / scale).square()
+    return (0.5 * squares + scale.log()).mean() + 0.5 * math.log(2 * math.pi)
+
+
+@cache
+def grid(side: int, standardise: bool = False) -> Tensor:
+    """The coordinates (side * side, 2) of all pixels, row by row: in [0, 1), or standardised.
+
+    >>> grid(2).tolist()
+    [[0.0, 0.0], [0.0, 0.5], [0.5, 0.0], [0.5, 0.5]]
+    """
+    steps = torch.arange(side) / side
+    if standardise:
+        steps = (steps - steps.mean()) / steps.std(correction=0)
+    return torch.cartesian_prod(steps, steps)
+
+
+def colours_of(pixels: Tensor) -> Tensor:
+    """Bytes as numbers in [-1, 1]."""
+    return pixels.float().mul_(2 / 255).sub_(1)
+
+
+# ---- what recipes measure ----------------------------------------------------------------------
+
+
+def streamed_nll(
+    model: NeuralProcess,
+    task: Reconstruction,
+    chunk: int,
+    steps: int,
+    encodings: Callable[[setfold.SetEncoder, Sequence[Tensor]], Iterable[Tensor]] = sets.streamed,
+) -> Metrics:
+    """NLL on the test split after 1, 2, ... `steps` chunks of new pixels.
+
+    Args:
+        model: trained, in eval mode.
+        task: that it was trained for.
+        chunk: pixels in a chunk.
+        steps: how many chunks.
+        encodings: `sets.streamed` for exact ones, `sets.averaged` for the naive average over chunks.
+    """
+    found = task.nll_of(
+        model, lambda pixels: encodings(model.encoder, sets.chunked(pixels, chunk, steps))
+    )
+    return {"pixels": [float(chunk * step) for step in range(1, steps + 1)], "nll": found}
+
+
+def chunk_and_average_nll(model: NeuralProcess, task: Reconstruction, chunk: int) -> Metrics:
+    """NLL on the test split: of the whole context, of its chunks averaged, of its chunks folded."""
+
+    def encodings(pixels: Tensor) -> list[Tensor]:
+        context = pixels[:, : task.context]
+        whole, averaged = (
+            model.encoder(context),
+            setfold.ChunkAverage(model.encoder, chunk)(context),
+        )
+        return [whole, averaged, setfold.fold(model.encoder, context.split(chunk, 1))]
+
+    whole, averaged, folded = task.nll_of(model, encodings)
+    return {"nll": whole, "averaged_nll": averaged, "folded_nll": folded}
+
+
+@torch.no_grad()
+def consistency_error(
+    model: NeuralProcess, task: Reconstruction, chunk: int, steps: int
+) -> Metrics:
+    """The relative difference between streamed and whole encodings of some test images."""
+    pixels = next(task.blocks("test")).pixels
+    chunks = sets.chunked(pixels.to(next(model.parameters()).device), chunk, steps)
+    return {"consistency_error": sets.consistency_error(model.encoder, chunks)}

@@ -1,0 +1,331 @@
+"""The one training loop: any task, on one process or several, to be stopped at any moment.
+
+What is random in a step follows from the training's seed and the step's number alone. So there is
+no state of a random generator to be saved: a training that is killed and resumed ends with the
+very weights that it would have had, bit for bit, on the same machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+from rich.console import Console
+from torch import Tensor, nn
+
+from experiments import checkpoints
+from experiments.checkpoints import Standing
+from experiments.processes import hold_together, launch, mean_of
+from experiments.progress import Display, Log
+from experiments.recipe import Task, Training, settings_of
+from setfold import InputError, SetfoldError
+from setfold.files import write_atomically
+
+LOOK_EVERY = 0.25  # seconds between looks at losses, which on a GPU make the loop wait
+SAVE_EVERY = 45.0  # seconds of work that a killed training loses at most
+ASK_EVERY = 1.0  # seconds between attempts to get a lock
+
+
+class Draw(StrEnum):
+    """What random numbers are for; each use has a stream of its own."""
+
+    WEIGHTS = "weights"
+    ORDER = "order"
+    STEP = "step"
+    VALIDATION = "validation"
+    MEASUREMENT = "measurement"
+
+
+class DivergedError(SetfoldError, ArithmeticError):
+    """The loss or the validation metric is not a number any more."""
+
+
+class BusyError(SetfoldError):
+    """Another process is at this training."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a training leaves.
+
+    Args:
+        model: in eval mode, with the weights that validated best; the last without validation.
+        history: epoch, loss and validation metric at each validation.
+        seconds: that the training took, all its parts together.
+        folder: of the training.
+    """
+
+    model: nn.Module
+    history: dict[str, list[float]]
+    seconds: float
+    folder: Path
+
+
+def seed_for(use: Draw, *numbers: int) -> int:
+    """A seed of 63 bits that follows from what it is for.
+
+    >>> seed_for(Draw.STEP, 0, 1) != seed_for(Draw.STEP, 1, 0)
+    True
+    """
+    text = " ".join([use, *map(str, numbers)])
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
+
+
+def seed_torch(seed: int, device: torch.device) -> None:
+    """What torch.manual_seed does, for the devices in use.
+
+    It prepares for all others too, and for that formats a traceback three times: a millisecond.
+    """
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+    elif device.type == "mps":
+        torch.mps.manual_seed(seed)
+
+
+def train(
+    training: Training[Task],
+    *,
+    out: Path,
+    device: str = "auto",
+    precision: str = "32-true",
+    threads: int | None = None,
+    console: Console | None = None,
+    wait: bool = True,
+) -> Trained:
+    """Train, or go on with it, or find it finished.
+
+    Args:
+        training: what to train.
+        out: the folder for all trainings; this one gets its own in it.
+        device: "auto", "cpu", "cuda" or "mps".
+        precision: "32-true" or "bf16-mixed".
+        threads: of torch on the CPU; None for its own choice.
+        console: where progress is shown; None for the standard one.
+        wait: until another process is done with the same training; otherwise a BusyError.
+    """
+    fabric = launch(device, precision, threads)
+    console = (console or Console()) if fabric.is_global_zero else Console(quiet=True)
+    folder = out / "trainings" / f"{type(training.task).__name__.lower()}-{training.key}"
+    told = False
+    while True:
+        with hold_together(fabric, folder / "lock") as held:
+            if held:
+                fit = _Fit(training, fabric, folder, console)
+                if training.start is not None and not fit.standing.step:
+                    start = train(
+                        training.start,
+                        out=out,
+                        device=device,
+                        precision=precision,
+                        threads=threads,
+                        console=console,
+                        wait=wait,
+                    )
+                    fit.model.load_state_dict(start.model.state_dict())
+                return fit.run()
+        if not wait:
+            raise BusyError(f"another process is at the training {folder}.")
+        if not told:
+            console.print(f"waiting for another process, which is at {folder}", soft_wrap=True)
+            told = True
+        time.sleep(ASK_EVERY)
+
+
+class _Fit:
+    """A training at work."""
+
+    def __init__(
+        self, training: Training[Task], fabric: Fabric, folder: Path, console: Console
+    ) -> None:
+        self.training, self.fabric, self.folder, self.console = training, fabric, folder, console
+        self.task = training.task
+        items = self.task.items()
+        if items < 1 or training.epochs < 1:
+            raise InputError(
+                f"there is nothing to train: {items} items, {training.epochs} epochs. "
+                "Both must be at least 1."
+            )
+        self.steps_per_epoch = math.ceil(items / training.batch_size)
+        self.steps = training.epochs * self.steps_per_epoch
+        if items // self.steps_per_epoch < fabric.world_size:
+            raise InputError(
+                f"batches of {items // self.steps_per_epoch} items cannot be shared by "
+                f"{fabric.world_size} processes. Start fewer, or give a larger batch_size."
+            )
+        notes = max(training.validations, 1)
+        self.note_at = {self.steps * (i + 1) // notes for i in range(notes)}
+        self.settings = json.loads(json.dumps(settings_of(training)))
+        torch.manual_seed(seed_for(Draw.WEIGHTS, training.seed))
+        self.model = self.task.build()
+        standing = None
+        if fabric.is_global_zero:
+            standing = checkpoints.read(folder, self.settings, self.model.state_dict())
+        self.standing: Standing = fabric.broadcast(standing) or Standing()
+        self.losses: list[Tensor] = []  # of the last steps, not looked at yet
+
+    def run(self) -> Trained:
+        """Do what is left to do."""
+        if not self.standing.finished:
+            self._fit()
+        standing = self.fabric.broadcast(self.standing)
+        self.model.load_state_dict(standing.best)
+        self.fabric.to_device(self.model)
+        return Trained(self.model.eval(), standing.history, standing.seconds, self.folder)
+
+    def _fit(self) -> None:
+        standing = self.standing
+        names = ("epoch", "loss", self.task.metric)[: 3 if self.training.validations else 2]
+        standing.history = standing.history or {name: [] for name in names}
+        self._set_up()
+        self.started = time.monotonic() - standing.seconds
+        self.next_look, self.next_save = 0.0, time.monotonic() + SAVE_EVERY
+        self.log = None
+        if self.fabric.is_global_zero:
+            text = json.dumps(self.settings, indent=2) + "\n"
+            write_atomically(self.folder / "settings.json", text.encode())
+            self.log = Log(self.folder, standing.history, standing.step)
+        try:
+            with Display(self.console, self.training.epochs, self._epoch()) as self.display:
+                for batch in self._batches():
+                    self._step(batch)
+                    self._look()
+                    if standing.finished:
+                        break
+        finally:
+            if self.log is not None:
+                self.log.close()
+
+    def _set_up(self) -> None:
+        training, standing = self.training, self.standing
+        kind = torch.optim.AdamW if training.decoupled else torch.optim.Adam
+        # Fused is three times as fast as the default, on the CPU too.
+        self.optimiser = kind(
+            self.model.parameters(), training.rate, weight_decay=training.weight_decay, fused=True
+        )
+        self.wrapped, self.stepper = self.fabric.setup(self.model, self.optimiser)
+        if standing.step:
+            self.model.load_state_dict(standing.weights)
+            groups = self.optimiser.state_dict()["param_groups"]
+            self.optimiser.load_state_dict({"state": standing.moments, "param_groups": groups})
+        self.wrapped.train()
+
+    def _epoch(self) -> float:
+        return self.standing.step / self.steps_per_epoch
+
+    def _batches(self) -> Iterator[Tensor]:
+        """The items of each step that is left: every item once in an epoch, in batches that differ
+        in size by one at most, so that none is too small for a BatchNorm.
+        """
+        for epoch in range(self.standing.step // self.steps_per_epoch, self.training.epochs):
+            seed = seed_for(Draw.ORDER, self.training.seed, epoch)
+            generator = torch.Generator().manual_seed(seed)
+            order = torch.randperm(self.task.items(), generator=generator)
+            batches = order.tensor_split(self.steps_per_epoch)
+            yield from batches[self.standing.step - epoch * self.steps_per_epoch :]
+
+    def _step(self, batch: Tensor) -> None:
+        training, fabric, step = self.training, self.fabric, self.standing.step
+        seed_torch(seed_for(Draw.STEP, training.seed, step, fabric.global_rank), fabric.device)
+        for group in self.optimiser.param_groups:
+            group["lr"] = training.rate * training.schedule.at(step / self.steps)
+        share = batch.tensor_split(fabric.world_size)[fabric.global_rank]
+        loss = self.task.loss(self.wrapped, fabric.to_device(self.task.batch(share)))
+        # Processes average their gradients, and their shares may differ by one item.
+        fabric.backward(loss * (len(share) * fabric.world_size / len(batch)))
+        if training.clip is not None:
+            fabric.clip_gradients(
+                self.wrapped, self.stepper, max_norm=training.clip, error_if_nonfinite=False
+            )
+        self.stepper.step()
+        self.optimiser.zero_grad()
+        self.losses.append(loss.detach())
+        self.standing.step += 1
+
+    def _look(self) -> None:
+        """After a step: note, save and show what is due."""
+        note, now = self.standing.step in self.note_at, time.monotonic()
+        if not note and now < self.next_look:
+            return
+        self.next_look = now + LOOK_EVERY
+        last = self._settle()
+        if note:
+            self._note()
+        if self.fabric.is_global_zero and (note or now >= self.next_save):
+            self._save()
+        if note and self.log is not None:
+            self.log.note(self.standing.history, self.standing.step)
+        validated = self.standing.history.get(self.task.metric)
+        shown = {"loss": last} | ({self.task.metric: validated[-1]} if validated else {})
+        self.display.show(self._epoch(), shown)
+
+    def _settle(self) -> float:
+        """Add up the losses that were not looked at; gives the last one."""
+        standing = self.standing
+        losses = torch.stack(self.losses).tolist()
+        for place, loss in enumerate(losses, standing.step - len(losses)):
+            if not math.isfinite(loss):
+                raise self._diverged("loss", loss, place)
+            standing.loss_sum += loss  # one by one: the sum must not depend on when one looks
+        standing.loss_count += len(losses)
+        self.losses.clear()
+        return float(losses[-1])
+
+    def _note(self) -> None:
+        """Validate, and keep the weights if they are the best so far."""
+        standing, history = self.standing, self.standing.history
+        history["epoch"].append(self._epoch())
+        history["loss"].append(mean_of(self.fabric, standing.loss_sum / standing.loss_count))
+        standing.loss_sum, standing.loss_count = 0.0, 0
+        stale, values = 0, history.get(self.task.metric)
+        if values is not None:
+            values.append(self._validate())
+            best = (max if self.task.larger_is_better else min)(values)
+            stale = len(values) - 1 - values.index(best)
+        if stale == 0:
+            standing.best = {n: t.clone() for n, t in self.model.state_dict().items()}
+        patience = self.training.patience
+        standing.finished = standing.step == self.steps or (
+            patience is not None and stale >= patience
+        )
+
+    def _validate(self) -> float:
+        value: Any = None
+        if self.fabric.is_global_zero:
+            # The same draws at every validation, so that they differ by the weights alone.
+            torch.manual_seed(seed_for(Draw.VALIDATION, self.training.seed))
+            self.model.eval()
+            with torch.no_grad():
+                value = self.task.evaluate(self.model, "validation")[self.task.metric]
+            self.wrapped.train()
+        value = float(self.fabric.broadcast(value))
+        if math.isnan(value):
+            raise self._diverged(f"validation {self.task.metric}", value, self.standing.step)
+        return value
+
+    def _save(self) -> None:
+        standing = self.standing
+        now = time.monotonic()
+        self.next_save = now + SAVE_EVERY
+        standing.seconds = now - self.started
+        standing.weights, standing.moments = {}, {}
+        if not standing.finished:
+            standing.weights = self.model.state_dict()
+            standing.moments = self.optimiser.state_dict()["state"]
+        checkpoints.write(standing, self.folder, self.settings)
+
+    def _diverged(self, what: str, value: float, step: int) -> DivergedError:
+        return DivergedError(
+            f"the {what} is {value} at step {step} of {self.steps}, in epoch "
+            f"{step // self.steps_per_epoch + 1}. A lower rate or a clip may help. The training's "
+            f"settings: {json.dumps(self.settings)}."
+        )

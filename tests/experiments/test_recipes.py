@@ -1,0 +1,98 @@
+"""Every recipe runs, from its trainings to its section of the page, on made-up data."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from experiments import records, report
+from experiments.recipe import Size, settings_of
+from experiments.recipes import all_recipes
+from experiments.running import Options, run
+
+RECIPES = all_recipes()
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory) -> Path:
+    """One folder for all recipes, so that they share trainings as they do in earnest."""
+    return tmp_path_factory.mktemp("experiments")
+
+
+def test_there_is_one_for_each_table_and_figure():
+    assert [recipe.number for recipe in RECIPES.values()] == list(range(1, 19))
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=list(RECIPES))
+def test_smoke(recipe, out):
+    failures = run([recipe], Size.SMOKE, options=Options(out, device="cpu", threads=1))
+    assert failures == []
+    found = records.read(out / "records" / Size.SMOKE, recipe.name)
+    assert len(found) == len(recipe.runs(Size.SMOKE, 0))
+    numbers = [value for one in found for value in flat(one.metrics.values())]
+    assert all(math.isfinite(value) for value in numbers)
+    text, figures = report.render([recipe], {recipe.name: found}, Size.SMOKE)
+    assert recipe.title in text
+    assert "nan" not in text.lower().split()
+    assert all(name.startswith(recipe.name) for name in figures)
+
+
+def flat(values):
+    for value in values:
+        if isinstance(value, list):
+            yield from flat(value)
+        elif not isinstance(value, str):
+            yield value
+
+
+@pytest.mark.parametrize("size", [Size.SMALL, Size.PAPER])
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=list(RECIPES))
+def test_runs_differ_and_seeds_reach_the_trainings(recipe, size):
+    several = recipe.runs(size, 0)
+    told = {(one.method, str(sorted(one.settings.items()))) for one in several}
+    assert len(told) == len(several)  # or one record would replace another
+    for first, second in zip(several, recipe.runs(size, 1), strict=True):
+        if first.training is not None:
+            assert first.training.seed == 0
+            assert settings_of(replace(first.training, seed=1, start=None)) == settings_of(
+                replace(second.training, start=None)
+            )
+            assert not first.training.task.made_up
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=list(RECIPES))
+def test_methods_are_compared_at_equal_size(recipe):
+    """Encodings of one recipe are equally wide, whatever the encoder."""
+    sizes = set()
+    for one in recipe.runs(Size.SMOKE, 0):
+        if one.training is not None:
+            torch.manual_seed(0)
+            task = one.training.task
+            model, batch = task.build(), task.batch(torch.arange(4))
+            encoder = getattr(model, "encoder", model)
+            seen = []
+            handle = encoder.register_forward_hook(lambda *hooked, s=seen: s.append(hooked[-1]))
+            task.loss(model, batch)
+            handle.remove()
+            sizes.update(encoding.shape[1:] for encoding in seen)
+    assert len(sizes) <= 1
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=list(RECIPES))
+def test_docstrings_give_the_command(recipe):
+    homes = [m for m in all_modules() if getattr(m, "RECIPE", None) is recipe]
+    assert len(homes) == 1
+    assert f"python -m experiments run {recipe.name} --size small" in homes[0].__doc__
+    assert "Here: " in homes[0].__doc__
+
+
+def all_modules():
+    folder = Path(inspect.getfile(all_recipes)).parent
+    names = [path.stem for path in folder.glob("*.py") if path.stem != "__init__"]
+    return [importlib.import_module(f"experiments.recipes.{name}") for name in names]

@@ -1,0 +1,54 @@
+"""What is committed: the page follows from the records, and recipes say what was found."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+
+import pytest
+
+import experiments.recipes
+from experiments import records, report
+from experiments.recipe import Size
+from experiments.records import Record
+
+ROOT = Path(experiments.recipes.__file__).parents[2]
+RECIPES = experiments.recipes.all_recipes()
+
+
+@pytest.fixture(scope="module")
+def committed() -> dict[str, list[Record]]:
+    return {name: records.read(ROOT / "results" / "records", name) for name in RECIPES}
+
+
+def test_every_file_of_records_belongs_to_a_recipe_and_has_the_small_size(committed):
+    files = {path.stem for path in (ROOT / "results" / "records").glob("*.jsonl")}
+    assert files <= set(RECIPES)
+    for name, found in committed.items():
+        assert {(one.recipe, one.size) for one in found} <= {(name, Size.SMALL)}
+
+
+def test_the_page_and_its_figures_are_made_from_the_records(committed):
+    page = ROOT / "RESULTS.md"
+    if not page.exists():
+        assert not any(committed.values()), "records, but no page: python -m experiments report"
+        return
+    text, figures = report.render(list(RECIPES.values()), committed)
+    assert page.read_text(encoding="utf-8") == text, "out of date: python -m experiments report"
+    assert {path.name for path in (ROOT / "results").glob("*.png")} == set(figures)
+
+
+def test_figures_are_small():
+    for path in (ROOT / "results").glob("*.png"):
+        assert path.stat().st_size <= 120_000, f"{path.name} is too large for a README"
+
+
+def test_recipes_that_were_run_say_what_was_found(committed):
+    for found in iter_modules(experiments.recipes.__path__):
+        module = import_module(f"experiments.recipes.{found.name}")
+        recipe = getattr(module, "RECIPE", None)
+        if recipe is not None and committed[recipe.name]:
+            headline = " ".join(recipe.headline(committed[recipe.name]).split())
+            assert headline in " ".join((module.__doc__ or "").split()), module.__name__
+            assert recipe.holds != "open", f"{module.__name__}: does the claim hold?"

@@ -1,0 +1,163 @@
+"""The smallest tasks, to try the machinery on, and processes to try it in."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import sys
+import time
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from rich.console import Console
+from torch import nn
+
+import setfold
+from experiments.recipe import Recipe, Run, Size, Task, Training
+
+
+def quiet():
+    return Console(quiet=True)
+
+
+@dataclass(frozen=True)
+class Line(Task):
+    """Least squares: the same 24 points in every epoch, one weight for each coordinate."""
+
+    metric: ClassVar[str] = "error"
+    larger_is_better: ClassVar[bool] = False
+
+    count: int = 24
+    idle: bool = False  # with a parameter that has no gradient
+    pause: float = 0.0  # seconds, in every step
+
+    def points(self):
+        points = torch.randn(self.count, 3, generator=torch.Generator().manual_seed(0))
+        return points, points @ torch.tensor([[1.0], [-2.0], [3.0]])
+
+    def items(self):
+        return self.count
+
+    def build(self):
+        model = nn.Linear(3, 1, bias=False)
+        if self.idle:
+            model.unused = nn.Parameter(torch.ones(2))
+        return model
+
+    def batch(self, items):
+        time.sleep(self.pause)
+        points, values = self.points()
+        return points[items], values[items]
+
+    def loss(self, model, batch):
+        assert model.training
+        points, values = batch
+        return (model(points) - values).square().mean()
+
+    def evaluate(self, model, split):
+        assert not model.training
+        assert not torch.is_grad_enabled()
+        points, values = self.points()
+        return {"error": (model(points) - values).square().mean().item()}
+
+
+@dataclass(frozen=True)
+class Noise(Task):
+    """Everything that draws or remembers: random sets and slots, dropout, BatchNorm."""
+
+    metric: ClassVar[str] = "nearness"
+    larger_is_better: ClassVar[bool] = True
+
+    def items(self):
+        return 50
+
+    def build(self):
+        encoder = setfold.SlotSetEncoder(3, num_slots=2, dim_slot=4, dim_out=4)
+        head = nn.Sequential(
+            nn.Flatten(), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 1)
+        )
+        return setfold.Composition(encoder=encoder, head=head)
+
+    def batch(self, items):
+        sets = torch.rand(len(items), 5, 3) + items[:, None, None] / 50
+        return sets, sets.amax((1, 2))[:, None]
+
+    def loss(self, model, batch):
+        return (model(batch[0]) - batch[1]).square().mean()
+
+    def evaluate(self, model, split):
+        sets, values = self.batch(torch.arange(50))
+        return {"nearness": -(model(sets) - values).square().mean().item()}
+
+
+def recipe(**changes):
+    """A recipe of two methods, each at two points; both points share a training."""
+
+    def runs(size, seed):
+        for method, rate in (("slow", 0.01), ("quick", 0.1)):
+            task = Line(made_up=size is Size.SMOKE, pause=changes.get("pause", 0.0))
+            training = Training(task, 2, 8, rate, validations=2, seed=seed)
+            for power in (1, 2):
+                yield Run(
+                    method,
+                    training,
+                    lambda model, power=power: {"size": float(model.weight.norm() ** power)},
+                    {"power": power},
+                )
+        yield Run("count", None, lambda model: {"draws": torch.rand(3).tolist()})
+
+    return Recipe(
+        number=changes.get("number", 1),
+        name=changes.get("name", "tiny"),
+        title="A tiny recipe",
+        claim="None.",
+        runs=lambda size, seed: list(runs(size, seed)),
+        section=lambda records: None,
+        headline=lambda records: "",
+        verdict="",
+        cut="",
+        minutes=0.1,
+        seeds={Size.SMOKE: 1, Size.SMALL: 2, Size.PAPER: 2},
+    )
+
+
+def fork(function, *arguments, **environment):
+    """Run a function in a process of its own, which begins as a copy of this one."""
+
+    def run():
+        os.environ.update({name: str(value) for name, value in environment.items()})
+        torch.set_num_threads(1)
+        function(*arguments)
+        sys.stdout.flush()
+
+    process = multiprocessing.get_context("fork").Process(target=run)
+    process.start()
+    return process
+
+
+def as_torchrun(function, *arguments, processes=2):
+    """Run a function in processes with the environment that torchrun would give them."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    started = [
+        fork(
+            function,
+            *arguments,
+            RANK=rank,
+            LOCAL_RANK=rank,
+            GROUP_RANK=0,
+            WORLD_SIZE=processes,
+            LOCAL_WORLD_SIZE=processes,
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=port,
+            TORCHELASTIC_RUN_ID="test",
+        )
+        for rank in range(processes)
+    ]
+    for process in started:
+        process.join(60)
+        process.kill()  # where it is still there, it waits for ever
+    return [process.exitcode for process in started]
