@@ -26,7 +26,7 @@ from demo.streaming import (
 LIMIT = 1e-6  # how far a fold may be from the whole set, relatively, in float64
 SLOTS = "Slot Set Encoder, streamed"
 WHOLE = "Set Transformer, whole set"
-FOLDED = "Set Transformer, in 2 passes"
+FOLDED = "Set Transformer, 2 passes"
 WRONG = "WRONG: chunk and average"
 JOBS: dict[str, tuple[Callable[[], Completion], dict[str, Encodings]]] = {
     "Slot Set Encoder": (slot_model, {SLOTS: streamed}),
@@ -49,16 +49,17 @@ class Arrived(NamedTuple):
         """What went wrong, if something did."""
         apart = [way for way in (SLOTS, FOLDED) if not self.outcomes[way].difference <= LIMIT]
         return (
-            f"failed: not within {LIMIT:g} of the whole set: {', '.join(apart)}." if apart else None
+            f"failed: {'; '.join(apart)}: not within {LIMIT:g} of the whole set." if apart else None
         )
 
     def sheet(self) -> Sheet:
         """The ways side by side."""
-        headings = ["pixels seen", *map(str, PIXELS_SEEN), "NLL", "difference"]
+        shown = [PIXELS_SEEN.index(pixels) for pixels in (28, 112, 784)]
+        headings = ["", *(f"{PIXELS_SEEN[number]} px" for number in shown), "NLL", "difference"]
         rows = [
             [
                 way,
-                *(f"{error:.3f}" for error in outcome.errors),
+                *(f"{outcome.errors[number]:.3f}" for number in shown),
                 f"{outcome.likelihoods[-1]:.2f}",
                 "" if way == WHOLE else f"{outcome.difference:.1e}",
             ]

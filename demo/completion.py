@@ -17,7 +17,7 @@ from demo import digits
 from setfold import ISAB, PMA, Composition, LayeredSetEncoder, SetEncoder, SlotSetEncoder
 
 WIDTH = 64  # of a pixel's features
-SMALLEST, LARGEST = 20, 200  # pixels that are seen of a digit in training
+SMALLEST, LARGEST = 20, 300  # pixels that are seen of a digit in training
 BATCH, RATE, STEPS = 32, 2e-3, 1500
 
 
@@ -77,7 +77,7 @@ def slot_model() -> Completion:
         WIDTH, slots, WIDTH, dim, "weighted_mean", "learned",
         attention="softmax", similarity="cosine",
     )  # fmt: skip
-    nn.init.constant_(pool.temperature, 12)  # sharp, so that slots soon have places of their own
+    nn.init.constant_(pool.temperature, 24)  # sharp, so that slots soon have places of their own
     return Completion(Composition(pool, PixelFeatures(), _head(slots * dim)), slots * dim)
 
 

@@ -37,6 +37,8 @@ def draw_errors(path: Path, arrived: Arrived) -> None:
     axes = figure.subplots()
     for way, (line, colour) in LOOKS.items():
         axes.plot(PIXELS_SEEN, arrived.outcomes[way].errors, line, color=colour, label=way)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(PIXELS_SEEN, map(str, PIXELS_SEEN))
     axes.set(xlabel="pixels seen, of 784", ylabel="mean squared error of a pixel", ylim=(0, None))
     axes.set_title(f"{len(arrived.unseen.images)} unseen digits")
     axes.grid(color=LIGHT, linewidth=0.5)

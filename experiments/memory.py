@@ -30,8 +30,8 @@ def cost_of_step(task: Task, batch_size: int, steps: int = 5) -> Cost:
         batch_size: items in the step.
         steps: how many are timed; memory is the peak over all of them.
     """
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(_measured, task, batch_size, steps).result()
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+        return process.submit(_measured, task, batch_size, steps).result()
 
 
 def _measured(task: Task, batch_size: int, steps: int) -> Cost:

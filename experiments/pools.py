@@ -66,7 +66,7 @@ class SlottedPool(ABC):
         """Whether slots are pooled into one vector, as printed, so that attention may cancel."""
         return False
 
-    def head(self) -> nn.Module:
+    def head(self, dim_out: int) -> nn.Module:
         """What makes one vector of the slots, (B, K, d) -> (B, dim_out)."""
         return nn.Flatten()
 
@@ -75,7 +75,7 @@ class SlottedPool(ABC):
     ) -> setfold.StreamingSetEncoder:
         """An encoder of sets (B, n, ...) as (B, dim_out)."""
         with _cancelling(expected=self.pools_slots()):
-            return setfold.Composition(self.encoder(dim_in, dim_out), features, self.head())
+            return setfold.Composition(self.encoder(dim_in, dim_out), features, self.head(dim_out))
 
     def build_slots(
         self, dim_in: int, dim_out: int, features: nn.Module | None = None
@@ -149,9 +149,13 @@ class Slots(SlottedPool):
         apart: whether dim_out is spread over the slots, dim_out / K numbers each. If not, every slot
             has dim_out, as printed.
         combine: how the slots become one vector where they are not apart.
+        width: numbers that a slot reads if not its share of dim_out; a linear layer then makes dim_out of
+            all slots' numbers.
 
     >>> import torch
     >>> Slots(8).build(dim_in=3, dim_out=64)(torch.randn(2, 100, 3)).shape  # 8 slots of 8
+    torch.Size([2, 64])
+    >>> Slots(8, width=32).build(dim_in=3, dim_out=64)(torch.randn(2, 100, 3)).shape
     torch.Size([2, 64])
     """
 
@@ -163,14 +167,19 @@ class Slots(SlottedPool):
     similarity: str = "dot"
     apart: bool = True
     combine: Combine = Combine.MEAN
+    width: int | None = None
 
     def dim_of_slots(self, dim_out: int) -> int:
+        if self.width is not None:
+            return self.width
         return _share(dim_out, self.num_slots, f"{self.num_slots} slots") if self.apart else dim_out
 
     def pools_slots(self) -> bool:
         return not self.apart
 
-    def head(self) -> nn.Module:
+    def head(self, dim_out: int) -> nn.Module:
+        if self.width is not None:
+            return nn.Sequential(nn.Flatten(), nn.Linear(self.num_slots * self.width, dim_out))
         return nn.Flatten() if self.apart else self.combine.head()
 
     def encoder(self, dim_in: int, dim_out: int) -> setfold.SlotSetEncoder:
@@ -210,8 +219,8 @@ class Hierarchy(SlottedPool):
     def dim_of_slots(self, dim_out: int) -> int:
         return self.levels[-1].dim_of_slots(dim_out)
 
-    def head(self) -> nn.Module:
-        return self.levels[-1].head()
+    def head(self, dim_out: int) -> nn.Module:
+        return self.levels[-1].head(dim_out)
 
     def encoder(self, dim_in: int, dim_out: int) -> setfold.HierarchicalSlotSetEncoder:
         whole = [replace(level, apart=False) for level in self.levels[:-1]]

@@ -198,10 +198,15 @@ class Recipe:
 
 
 def settings_of(value: Any) -> Any:
-    """A frozen dataclass as plain data for JSON, with the names of classes."""
+    """A frozen dataclass as plain data for JSON, with the names of classes.
+
+    What is None is left out: it is not there. So an option that comes later, and is None where nobody
+    asks for it, leaves the settings of older records as they are.
+    """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: settings_of(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        return {"kind": type(value).__name__, **fields}
+        there = {name: setting for name, setting in fields.items() if setting is not None}
+        return {"kind": type(value).__name__, **there}
     if isinstance(value, tuple | list):
         return [settings_of(item) for item in value]
     if isinstance(value, Mapping):

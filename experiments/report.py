@@ -100,7 +100,7 @@ def traces(
     for (method,), group in by(records, "method").items():
         line = lines.setdefault(method, {})
         for record in group:
-            lists: dict[str, Any] = {**record.history, **record.metrics}
+            lists: Any = record.history if x in record.history else record.metrics
             for place, value in zip(lists[x], lists[y], strict=True):
                 line.setdefault(place, []).append(value)
     return lines

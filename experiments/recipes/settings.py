@@ -144,7 +144,10 @@ CLUSTER_POOLS: dict[str, Pool] = {
 }
 CLUSTERS: dict[Size, Training[Clustering]] = {
     Size.SMOKE: Training(
-        Clustering(DeepSets(), sets=20, least=20, most=40), epochs=1, batch_size=10, validations=1
+        Clustering(DeepSets(), sets=20, least=20, most=40, tested=2),
+        epochs=1,
+        batch_size=10,
+        validations=1,
     ),
     Size.SMALL: Training(Clustering(DeepSets()), epochs=4, batch_size=10, validations=4),
     Size.PAPER: Training(Clustering(DeepSets()), epochs=50, batch_size=10),
@@ -159,7 +162,9 @@ MAXIMUM_POOLS: dict[str, Pool] = {
     "SSE, slots apart": Slots(8, 64, "max", slots="learned", similarity="cosine"),
 }
 MAXIMA: dict[Size, Training[Maximum]] = {
-    Size.SMOKE: Training(Maximum(DeepSets(), sets=256), epochs=1, batch_size=128, validations=1),
+    Size.SMOKE: Training(
+        Maximum(DeepSets(), sets=256, tested=100), epochs=1, batch_size=128, validations=1
+    ),
     Size.SMALL: Training(Maximum(DeepSets()), epochs=2, batch_size=128, validations=2),
     Size.PAPER: Training(Maximum(DeepSets()), epochs=20, batch_size=128),
 }

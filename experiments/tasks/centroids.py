@@ -20,6 +20,7 @@ from torch.nn.functional import cross_entropy
 from experiments.data import mnist, tiny_imagenet
 from experiments.pools import Pool
 from experiments.recipe import Metrics, Task
+from experiments.tasks.networks import linears
 from setfold import SetEncoder, SetState, StreamingSetEncoder
 
 DIM = 128  # of a centroid
@@ -269,10 +270,7 @@ class FeatureCentroids(Centroids):
         width = self.data()[0]["train"].shape[1]
         if self.layers == 0:
             return self.pool.build(width, DIM)
-        stack: list[nn.Module] = [nn.Linear(width, DIM)]
-        for _ in range(self.layers - 1):
-            stack += [nn.ReLU(), nn.Linear(DIM, DIM)]
-        return self.pool.build(DIM, DIM, nn.Sequential(*stack))
+        return self.pool.build(DIM, DIM, linears(width, *[DIM] * self.layers))
 
 
 def accuracy_key(way: int) -> str:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from statistics import fmean
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from experiments.pools import Pool
 from experiments.recipe import Metrics, Task
+from experiments.tasks.networks import linears
 from setfold import SAB, SetEncoder, fold
 
 SPREAD = 4.0  # means are uniform in [-SPREAD, SPREAD]^2
@@ -101,6 +103,7 @@ class Clustering(Task):
         least: points in a set; all sets of a batch have as many.
         most: points in a set.
         clusters: in a mixture.
+        tested: batches of ten sets on which the model is measured.
     """
 
     metric: ClassVar[str] = "log-likelihood"
@@ -114,15 +117,14 @@ class Clustering(Task):
     least: int = 100
     most: int = 500
     clusters: int = 4
+    tested: int = 100
 
     def items(self) -> int:
         return self.sets
 
     def build(self) -> Clusterer:
-        stack: list[nn.Module] = [nn.Linear(2, self.width)]
-        for _ in range(self.layers - 1):
-            stack += [nn.ReLU(), nn.Linear(self.width, self.width)]
-        encoder = self.pool.build(self.width, self.clusters * self.width, nn.Sequential(*stack))
+        features = linears(2, *[self.width] * self.layers)
+        encoder = self.pool.build(self.width, self.clusters * self.width, features)
         return Clusterer(encoder, self.clusters, self.width, self.blocks)
 
     def batch(self, items: Tensor) -> Tensor:
@@ -134,20 +136,20 @@ class Clustering(Task):
         mixture: Mixture = model(batch)
         return -mixture.log_likelihood(batch).mean()
 
-    def evaluate(self, model: nn.Module, split: str, batches: int = 100) -> Metrics:
+    def evaluate(self, model: nn.Module, split: str) -> Metrics:
         """Log-likelihood per point, beside that of the true parameters, on mixtures drawn once."""
         device = next(model.parameters()).device
         found, true = [], []
-        for mixture, points in self._fixed(split, batches):
+        for mixture, points in self._fixed(split):
             there = points.to(device)
             found.append(model(there).log_likelihood(there).mean().item())
             true.append(mixture.log_likelihood(points).mean().item())
-        return {self.metric: sum(found) / batches, "oracle": sum(true) / batches}
+        return {self.metric: fmean(found), "oracle": fmean(true)}
 
-    def _fixed(self, split: str, batches: int) -> Iterator[tuple[Mixture, Tensor]]:
+    def _fixed(self, split: str) -> Iterator[tuple[Mixture, Tensor]]:
         """Batches of ten mixtures and their points, the same at every call."""
         generator = torch.Generator().manual_seed(EVALUATION_SEEDS[split])
-        for _ in range(batches):
+        for _ in range(self.tested):
             number = int(torch.randint(self.least, self.most + 1, (), generator=generator))
             mixture = draw_mixtures(10, self.clusters, generator)
             yield mixture, mixture.draw(number, generator)

@@ -14,6 +14,7 @@ from torch.nn.functional import l1_loss
 
 from experiments.pools import Pool
 from experiments.recipe import Metrics, Task
+from experiments.tasks.networks import linears
 from setfold import SetEncoder
 
 LARGEST = 100.0
@@ -49,13 +50,7 @@ class Regressor(nn.Module):
     def __init__(self, encoder: SetEncoder, width: int) -> None:
         super().__init__()
         self.encoder = encoder
-        self.head = nn.Sequential(
-            nn.Linear(width, width),
-            nn.ReLU(),
-            nn.Linear(width, width),
-            nn.ReLU(),
-            nn.Linear(width, 1),
-        )
+        self.head = linears(width, width, width, 1)
 
     def forward(self, numbers: Numbers) -> Tensor:
         """The predicted maxima (B,)."""
@@ -73,6 +68,7 @@ class Maximum(Task):
         width: of these layers, and of the encoding.
         sets: in an epoch.
         most: numbers in a set.
+        tested: sets on which the model is measured.
     """
 
     metric: ClassVar[str] = "error"
@@ -83,15 +79,14 @@ class Maximum(Task):
     width: int = 64
     sets: int = 128_000
     most: int = 10
+    tested: int = 20_000
 
     def items(self) -> int:
         return self.sets
 
     def build(self) -> Regressor:
-        stack: list[nn.Module] = [nn.Linear(1, self.width)]
-        for _ in range(self.layers - 1):
-            stack += [nn.ReLU(), nn.Linear(self.width, self.width)]
-        encoder = self.pool.build(self.width, self.width, nn.Sequential(*stack))
+        features = linears(1, *[self.width] * self.layers)
+        encoder = self.pool.build(self.width, self.width, features)
         return Regressor(encoder, self.width)
 
     def batch(self, items: Tensor) -> Numbers:
@@ -101,11 +96,10 @@ class Maximum(Task):
     def loss(self, model: nn.Module, batch: Numbers) -> Tensor:
         return l1_loss(model(batch), batch.maximum())
 
-    def evaluate(self, model: nn.Module, split: str, sets: int = 20_000) -> Metrics:
+    def evaluate(self, model: nn.Module, split: str) -> Metrics:
         """The mean absolute error on sets that are drawn once."""
         device = next(model.parameters()).device
-        drawn = draw_numbers(
-            sets, self.most, torch.Generator().manual_seed(EVALUATION_SEEDS[split])
-        )
+        generator = torch.Generator().manual_seed(EVALUATION_SEEDS[split])
+        drawn = draw_numbers(self.tested, self.most, generator)
         there = Numbers(*(part.to(device) for part in drawn))
         return {self.metric: l1_loss(model(there), there.maximum()).item()}

@@ -22,6 +22,7 @@ from experiments.data import celeba
 from experiments.pools import Pool, SlottedPool
 from experiments.recipe import Metrics, Task
 from experiments.tasks import sets
+from experiments.tasks.networks import linears
 
 HIDDEN = 128  # of the decoder
 SMALLEST_SCALE = 0.1  # so that no NLL is below log(0.1 sqrt(2 pi)) = -1.384
@@ -200,8 +201,7 @@ class Reconstruction(Task):
         return len(self._images("train"))
 
     def build(self) -> NeuralProcess:
-        layers = [nn.Linear(5, self.dim), nn.ReLU(), nn.Linear(self.dim, self.dim), nn.ReLU()]
-        features = nn.Sequential(*layers, nn.Linear(self.dim, self.dim))
+        features = linears(5, *[self.dim] * 3)
         encoder, width, look = self._encoder(features)
         norm = nn.LayerNorm(width) if self.normalise else nn.Identity()
         folding = None

@@ -112,15 +112,15 @@ def test_a_batch_has_sets_of_one_size_within_the_bounds() -> None:
 
 def test_it_learns() -> None:
     torch.manual_seed(0)
-    task = Clustering(DeepSets(), layers=2, width=16, least=50, most=50)
+    task = Clustering(DeepSets(), layers=2, width=16, least=50, most=50, tested=5)
     model = task.build()
-    before = task.evaluate(model.eval(), "validation", batches=5)["log-likelihood"]
+    before = task.evaluate(model.eval(), "validation")["log-likelihood"]
     optimizer = torch.optim.Adam(model.train().parameters(), 1e-2)
     for _ in range(60):
         optimizer.zero_grad()
         task.loss(model, task.batch(torch.arange(10))).backward()
         optimizer.step()
-    after = task.evaluate(model.eval(), "validation", batches=5)["log-likelihood"]
+    after = task.evaluate(model.eval(), "validation")["log-likelihood"]
     assert isinstance(before, float)
     assert isinstance(after, float)
     assert after > max(before, -4.6)  # the best single Gaussian has about -4.5

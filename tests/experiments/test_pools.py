@@ -102,7 +102,7 @@ def test_kept_slots_are_those_that_become_the_encoding(pool):
     whole, elements = pool.build(3, DIM).eval(), torch.randn(5, 30, 3)
     kept = slots(elements)
     assert kept.shape[::2] == (5, pool.dim_of_slots(DIM))
-    assert_close(pool.head()(kept), whole(elements))
+    assert_close(pool.head(DIM)(kept), whole(elements))
 
 
 def test_slots_apart_share_the_numbers_of_one_vector():

@@ -273,22 +273,10 @@ def test_an_average_over_chunks_is_consistent_for_means_only():
         assert found["nll"] == task.evaluate(model, "test")["nll"]
         same = found["averaged_nll"] == pytest.approx(found["nll"], rel=1e-5)
         assert same == consistent
+        assert found["folded_nll"] == pytest.approx(found["nll"], rel=1e-5)
         naive = reconstruction.streamed_nll(model, task, 10, 5, encodings=sets.averaged)
         assert naive["nll"][-1] == pytest.approx(found["averaged_nll"], rel=1e-5)
         assert naive["nll"][0] == replace(task, context=10).evaluate(model, "test")["nll"]
-
-
-def test_completions_show_context_and_truth():
-    model = built(TASK, torch.float32)
-    context, completion, truth = reconstruction.completions(model, TASK, images=3, context=30)
-    assert context.shape == completion.shape == truth.shape == (3, 32, 32, 3)
-    np.testing.assert_allclose(truth, images()[:3] / 255, atol=1e-6)
-    shown = (context != 0.5).any(-1)
-    assert (shown.sum((1, 2)) == 30).all()
-    assert_close(context[shown], truth[shown])
-    seen = next(TASK.blocks("test")).pixels[:3, :30]
-    mean, _ = model(seen, TASK.grid().unsqueeze(0))
-    assert_close(completion.flatten(1, 2), (mean.detach() + 1) / 2)
 
 
 # ---- what is refused -----------------------------------------------------------------------

@@ -1,0 +1,21 @@
+"""What tasks share of their networks."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from torch import nn
+
+
+def linears(*widths: int) -> nn.Sequential:
+    """Linear layers of these widths, with a ReLU between two of them.
+
+    >>> linears(5, 64, 64)
+    Sequential(
+      (0): Linear(in_features=5, out_features=64, bias=True)
+      (1): ReLU()
+      (2): Linear(in_features=64, out_features=64, bias=True)
+    )
+    """
+    layers = [[nn.ReLU(), nn.Linear(*pair)] for pair in pairwise(widths)]
+    return nn.Sequential(*[module for pair in layers for module in pair][1:])
