@@ -10,19 +10,21 @@ from rich.console import Console
 from demo.arriving import complete_digits
 from demo.completion import STEPS
 from demo.digits import MissingDigitsError
-from demo.page import write_page
 from demo.ten_million import fold_all
 
 
-def demonstrate(steps: int, size: int, workers: int, out: Path) -> str | None:
+def demonstrate(steps: int, digits: int, elements: int, workers: int, out: Path) -> str | None:
     """Run both parts and show what came of them; what went wrong, if something did."""
+    # Not above: every process that is started imports this file, and none of them draws.
+    from demo.page import write_page
+
     console = Console(highlight=False)
     out.mkdir(parents=True, exist_ok=True)
     console.print("1. Two models learn to complete digits from some of their pixels.\n")
-    arrived = complete_digits(steps, console)
+    arrived = complete_digits(steps, digits, console)
     console.print("", arrived.sheet().for_terminal(), "")
-    console.print(f"2. A set of {size:,} elements, in one process or split over {workers}.\n")
-    folded = fold_all(size, workers, out, console)
+    console.print(f"2. A set of {elements:,} elements, in one process or split over {workers}.\n")
+    folded = fold_all(elements, workers, out, console)
     console.print("", folded.sheet().for_terminal(), "")
     page = write_page(out, arrived, folded)
     console.print(f"Pictures and numbers: {page}", soft_wrap=True)
@@ -34,14 +36,17 @@ def main() -> str | None:
     parser = ArgumentParser(prog="python -m demo", description=__doc__)
     workers = max(2, min(4, os.cpu_count() or 1))
     parser.add_argument("--steps", type=int, default=STEPS, help="of training, for each model")
+    parser.add_argument("--digits", type=int, default=200, help="unseen ones to complete")
     parser.add_argument("--elements", type=int, default=10_000_000, help="size of the large set")
     parser.add_argument("--workers", type=int, default=workers, help="processes to split it over")
     parser.add_argument("--out", type=Path, default=Path("out/demo"), help="folder for the page")
     given = parser.parse_args()
     if given.steps < 1 or given.elements < 1000 or given.workers < 1:
         parser.error("--elements must be 1000 or more, --steps and --workers 1 or more.")
+    if not 10 <= given.digits <= 500:
+        parser.error("--digits must be 10 to 500.")
     try:
-        return demonstrate(given.steps, given.elements, given.workers, given.out)
+        return demonstrate(**vars(given))
     except MissingDigitsError as error:
         return str(error)
     except (KeyboardInterrupt, ChildProcessError) as error:

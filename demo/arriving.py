@@ -1,4 +1,4 @@
-"""Train two models on 4,500 digits, and let the pixels of 200 others arrive chunk by chunk."""
+"""Train two models on 4,500 digits, and let the pixels of others arrive chunk by chunk."""
 
 from collections.abc import Callable
 from functools import partial
@@ -17,7 +17,7 @@ from demo.streaming import (
     Unseen,
     averaged,
     folded,
-    outcome,
+    outcomes,
     streamed,
     unseen_digits,
     whole,
@@ -70,15 +70,14 @@ class Arrived(NamedTuple):
 
 
 def learn_and_complete(
-    build: Callable[[], Completion], ways: dict[str, Encodings], steps: int, done: Any
+    build: Callable[[], Completion], ways: dict[str, Encodings], steps: int, count: int, done: Any
 ) -> dict[str, Outcome]:
     """What one process does: train a model, and let it complete digits in some ways."""
     # In float32 folds are exact to about 1e-5 here: the head magnifies what sets digits apart.
-    model, unseen = train(build, steps, done).double(), unseen_digits()
-    return {name: outcome(model, unseen, way) for name, way in ways.items()}
+    return outcomes(train(build, steps, done).double(), unseen_digits(count), ways)
 
 
-def complete_digits(steps: int, console: Console) -> Arrived:
+def complete_digits(steps: int, count: int, console: Console) -> Arrived:
     """Both models at once, one process each."""
     columns = (TextColumn("{task.description:16}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeRemainingColumn(), console=console) as bars:
@@ -88,7 +87,7 @@ def complete_digits(steps: int, console: Console) -> Arrived:
             for task, steps_done in zip(tasks, done, strict=True):
                 bars.update(task, completed=steps_done)
 
-        jobs = [partial(learn_and_complete, *job, steps) for job in JOBS.values()]
+        jobs = [partial(learn_and_complete, *job, steps, count) for job in JOBS.values()]
         slots, transformer = processes.run(jobs, show)
         show([steps] * len(jobs))
-    return Arrived(unseen_digits(), slots | transformer)
+    return Arrived(unseen_digits(count), slots | transformer)

@@ -60,7 +60,7 @@ def block(arrived: Arrived, number: int) -> str:
     rows = {
         "seen": [painted(image, order[:pixels]) for pixels in PIXELS_SEEN],
         "slots": [painted(made[number]) for made in arrived.outcomes[SLOTS].completions],
-        "average": [painted(made[number]) for made in arrived.outcomes[WRONG].completions],
+        "wrong": [painted(made[number]) for made in arrived.outcomes[WRONG].completions],
     }
     truth = f'<td rowspan="3">{picture(painted(image), "the digit")}</td>'
     cells = {

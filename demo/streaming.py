@@ -7,13 +7,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import gaussian_nll_loss
+from torch.nn.functional import gaussian_nll_loss as nll_loss
+from torch.nn.functional import mse_loss
 
 from demo import digits
 from demo.completion import Completion
 from setfold import ChunkAverage, SetEncoder, StreamingSetEncoder, fold
 
-DIGITS = 200  # unseen ones, over which errors are averaged
 CHUNK = 28  # pixels
 READINGS = (1, 2, 4, 7, 14, 28)  # after so many chunks a digit is completed
 PIXELS_SEEN = [chunks * CHUNK for chunks in READINGS]  # 28, 56, 112, 196, 392, 784
@@ -41,9 +41,9 @@ class Outcome(NamedTuple):
     completions: NDArray[np.float64]  # (readings, B, 784)
 
 
-def unseen_digits() -> Unseen:
-    """The first DIGITS of those that were set aside, in float64: 0, 1, 2, ..."""
-    images = digits.load().unseen[:DIGITS].double()
+def unseen_digits(count: int) -> Unseen:
+    """The first of those that were set aside, in float64: 0, 1, 2, ..."""
+    images = digits.load().unseen[:count].double()
     draw = torch.Generator().manual_seed(digits.SEED)
     return Unseen(images, digits.some_pixels(images, digits.PIXELS, draw))
 
@@ -76,16 +76,24 @@ def averaged(encoder: SetEncoder, chunks: tuple[Tensor, ...]) -> Iterator[Tensor
 
 
 @torch.no_grad()
-def outcome(model: Completion, unseen: Unseen, way: Encodings) -> Outcome:
-    """Complete the digits at every reading, and compare with the digits and with the whole set."""
-    errors, likelihoods, differences, completions = [], [], [], []
+def outcomes(model: Completion, unseen: Unseen, ways: dict[str, Encodings]) -> dict[str, Outcome]:
+    """Complete the digits in some ways, and compare with the digits and with the whole sets."""
     chunks = unseen.chunks()
-    pairs = zip(way(model.encoder, chunks), whole(model.encoder, chunks), strict=True)
-    for encoding, reference in pairs:
-        differences.append(float((encoding - reference).abs().max() / reference.abs().max()))
-        mean, scale = model.decode(encoding)
-        errors.append(float((mean - unseen.images).square().mean()))
-        loss = gaussian_nll_loss(mean, unseen.images, scale.square(), full=True)
-        likelihoods.append(float(loss))
-        completions.append(mean.numpy())
-    return Outcome(errors, likelihoods, max(differences), np.stack(completions))
+    references = list(whole(model.encoder, chunks))
+    made = {name: list(way(model.encoder, chunks)) for name, way in ways.items()}
+    return {name: judged(model, unseen.images, made[name], references) for name in ways}
+
+
+def judged(
+    model: Completion, images: Tensor, encodings: list[Tensor], references: list[Tensor]
+) -> Outcome:
+    """How good and how exact the encodings at each of the readings are."""
+    pairs = zip(encodings, references, strict=True)
+    difference = max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)
+    completed = [model.decode(encoding) for encoding in encodings]
+    return Outcome(
+        [float(mse_loss(mean, images)) for mean, _ in completed],
+        [float(nll_loss(mean, images, scale.square(), full=True)) for mean, scale in completed],
+        difference,
+        np.stack([mean.numpy() for mean, _ in completed]),
+    )

@@ -27,6 +27,13 @@ def with_pools(training: Training[TaskT], pools: Mapping[str, Pool]) -> dict[str
     return {method: with_task(training, pool=pool) for method, pool in pools.items()}
 
 
+def with_methods(
+    training: Training[TaskT], methods: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Training[TaskT]]:
+    """The same training for each method, where more than the set encoder differs."""
+    return {method: with_task(training, **changes) for method, changes in methods.items()}
+
+
 def tested(method: str, training: Training[Task], **settings: str | int | float) -> Run:
     """A run that measures on the test split what was validated in training."""
     measure = partial(training.task.evaluate, split="test")

@@ -15,9 +15,9 @@ from functools import partial
 
 from experiments import report, style
 from experiments.recipe import Recipe, Run, Size
-from experiments.recipes.common import at, ranking, table_of, with_pools
+from experiments.recipes.common import at, ranking, table_of, with_methods
 from experiments.recipes.digit_centroids import centroids_picture, measure
-from experiments.recipes.settings import IMAGE_POOLS, IMAGES
+from experiments.recipes.settings import IMAGE_METHODS, IMAGES
 from experiments.records import Record
 from experiments.report import Section
 from experiments.tasks.centroids import accuracy_key
@@ -36,7 +36,7 @@ SUPPORTS = {
 
 def runs(size: Size, seed: int) -> list[Run]:
     """Each method, with support sets of each size and each number of classes."""
-    trainings = with_pools(replace(IMAGES[size], seed=seed), IMAGE_POOLS)
+    trainings = with_methods(replace(IMAGES[size], seed=seed), IMAGE_METHODS)
     return [
         Run(
             method,

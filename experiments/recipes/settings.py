@@ -7,8 +7,19 @@ effort for all methods: rates, schedules and norms were chosen once for all of t
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
-from experiments.pools import PMA, Attention, DeepSets, Hierarchy, Pool, Slots, Transformer
+from experiments.pools import (
+    PMA,
+    Activation,
+    Attention,
+    Combine,
+    DeepSets,
+    Hierarchy,
+    Pool,
+    Slots,
+    Transformer,
+)
 from experiments.recipe import Cosine, Size, Training
 from experiments.recipes.common import with_task
 from experiments.tasks.centroids import DigitCentroids, FeatureCentroids
@@ -67,30 +78,47 @@ ABLATION: dict[Size, Training[Reconstruction]] = {
 
 # ---- point clouds ------------------------------------------------------------------------------
 
-CLOUD_POOLS: dict[str, Pool] = {
-    "Deep Sets, max": DeepSets("max"),
-    "Set Transformer": Transformer(dropout=0.5),
-    "SSE, as printed, learned": Slots(16, 256, "max", slots="learned", apart=False),
-    "SSE, as printed, random": Slots(16, 256, "max", apart=False),
-    "SSE, slots apart": Slots(4, 256, "max", slots="learned", similarity="cosine"),
-    "ISAB, max": Transformer(num_layers=1, dim=128, last=DeepSets("max")),
+_CLOUD_SLOTS = Slots(4, 64, "max", slots="learned", attention="softmax", similarity="cosine")
+_PRINTED_CLOUD_SLOTS = Slots(16, 256, "max", apart=False, combine=Combine.MAX)
+CLOUD_METHODS: dict[str, dict[str, Any]] = {
+    "Deep Sets, max": {"pool": DeepSets("max")},
+    "Set Transformer": {"pool": Transformer(dropout=0.2), "widths": (), "hidden": False},
+    "SSE, as printed, learned": {"pool": replace(_PRINTED_CLOUD_SLOTS, slots="learned")},
+    "SSE, as printed, random": {"pool": _PRINTED_CLOUD_SLOTS},
+    "SSE, slots apart": {"pool": _CLOUD_SLOTS},
+    "ISAB, max": {"pool": Transformer(1, dim=128, last=DeepSets("max")), "widths": (128, 128)},
 }
 CLOUDS: dict[Size, Training[PointClouds]] = {
     Size.SMOKE: Training(
-        PointClouds(DeepSets("max"), points=20, dim=32, made_up=True),
+        PointClouds(
+            DeepSets("max"),
+            points=20,
+            dim=32,
+            widths=(16, 32),
+            activation=Activation.RELU,
+            layer_norm=True,
+            batch_norm=True,
+            made_up=True,
+        ),
         epochs=1,
         batch_size=32,
         validations=1,
     ),
     Size.SMALL: Training(
-        PointClouds(DeepSets("max")),
+        PointClouds(
+            DeepSets("max"),
+            widths=(128, 128, 256),
+            activation=Activation.RELU,
+            layer_norm=True,
+            batch_norm=True,
+            dropout=0.2,
+        ),
         epochs=40,
         batch_size=64,
         rate=2e-3,
         weight_decay=0.0,
-        schedule=Cosine(),
-        clip=5.0,
-        validations=10,
+        schedule=Cosine(0.1),
+        validations=8,
     ),
     Size.PAPER: Training(PointClouds(DeepSets("max")), batch_size=64, clip=5.0),
 }
@@ -101,10 +129,13 @@ FINE_TUNING: dict[Size, Training[PointClouds]] = {
 
 # ---- centroids ---------------------------------------------------------------------------------
 
+_WIDE_SLOTS = Slots(
+    8, 128, "mean", slots="learned", attention="softmax", similarity="cosine", width=128
+)
 DIGIT_POOLS: dict[str, Pool] = {
     "Deep Sets": DeepSets("mean"),
     "SSE, as printed": Hierarchy((Slots(32, 128), Slots(16, 128, apart=False))),
-    "SSE, slots apart": Slots(8, 128, "weighted_mean", slots="learned", similarity="cosine"),
+    "SSE, slots apart": _WIDE_SLOTS,
 }
 DIGITS: dict[Size, Training[DigitCentroids]] = {
     Size.SMOKE: Training(
@@ -113,25 +144,37 @@ DIGITS: dict[Size, Training[DigitCentroids]] = {
         batch_size=4,
         validations=1,
     ),
-    Size.SMALL: Training(DigitCentroids(DeepSets()), epochs=2, batch_size=4, validations=2),
+    Size.SMALL: Training(
+        DigitCentroids(DeepSets()),
+        epochs=1,
+        batch_size=1,
+        rate=2e-3,
+        weight_decay=0.0,
+        schedule=Cosine(),
+        validations=5,
+    ),
     Size.PAPER: Training(DigitCentroids(DeepSets()), epochs=50, batch_size=1),
 }
-IMAGE_POOLS: dict[str, Pool] = {
-    "Deep Sets": DeepSets("mean"),
-    "SSE, as printed": Slots(128, 128, apart=False),
-    "SSE, slots apart": Slots(8, 128, "weighted_mean", slots="learned", similarity="cosine"),
+IMAGE_METHODS: dict[str, dict[str, Any]] = {
+    "Deep Sets": {"pool": DeepSets("mean"), "layers": 2},
+    "SSE, as printed": {"pool": Slots(128, 128, apart=False), "layers": 0},
+    "SSE, slots apart": {"pool": _WIDE_SLOTS, "layers": 0},
 }
 IMAGES: dict[Size, Training[FeatureCentroids]] = {
     Size.SMOKE: Training(
-        FeatureCentroids(DeepSets(), way=5, episodes=8, layers=2, made_up=True),
+        FeatureCentroids(DeepSets(), way=5, episodes=8, made_up=True),
         epochs=1,
         batch_size=4,
         validations=1,
     ),
     Size.SMALL: Training(
-        FeatureCentroids(DeepSets(), layers=2), epochs=4, batch_size=4, validations=4
+        FeatureCentroids(DeepSets()),
+        epochs=2,
+        batch_size=1,
+        schedule=Cosine(),
+        validations=4,
     ),
-    Size.PAPER: Training(FeatureCentroids(DeepSets(), layers=2), epochs=50, batch_size=1),
+    Size.PAPER: Training(FeatureCentroids(DeepSets()), epochs=50, batch_size=1),
 }
 
 # ---- sets of numbers and points, drawn anew ----------------------------------------------------
@@ -149,7 +192,15 @@ CLUSTERS: dict[Size, Training[Clustering]] = {
         batch_size=10,
         validations=1,
     ),
-    Size.SMALL: Training(Clustering(DeepSets()), epochs=4, batch_size=10, validations=4),
+    Size.SMALL: Training(
+        Clustering(DeepSets()),
+        epochs=4,
+        batch_size=10,
+        weight_decay=0.0,
+        schedule=Cosine(),
+        clip=1.0,
+        validations=4,
+    ),
     Size.PAPER: Training(Clustering(DeepSets()), epochs=50, batch_size=10),
 }
 MAXIMUM_POOLS: dict[str, Pool] = {
@@ -165,6 +216,14 @@ MAXIMA: dict[Size, Training[Maximum]] = {
     Size.SMOKE: Training(
         Maximum(DeepSets(), sets=256, tested=100), epochs=1, batch_size=128, validations=1
     ),
-    Size.SMALL: Training(Maximum(DeepSets()), epochs=2, batch_size=128, validations=2),
+    Size.SMALL: Training(
+        Maximum(DeepSets()),
+        epochs=3,
+        batch_size=128,
+        rate=2e-3,
+        weight_decay=0.0,
+        schedule=Cosine(),
+        validations=3,
+    ),
     Size.PAPER: Training(Maximum(DeepSets()), epochs=20, batch_size=128),
 }
