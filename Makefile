@@ -36,7 +36,7 @@ $(DOCS_STAMP): $(DEV_STAMP)
 	@$(INSTALL) --editable '.[docs]'
 	@touch $@
 
-demo: $(RUN_STAMP) ## Fold ten million elements four ways, and draw what happened.
+demo: $(RUN_STAMP) ## Complete digits as their pixels arrive, fold ten million elements: a page shows both.
 	@$(BIN)/python -m demo
 
 test: $(DEV_STAMP) ## Run all tests, the examples in docstrings among them.

@@ -3,12 +3,13 @@
     DeepSets      aggregates of the elements themselves
     Slots         the Slot Set Encoder, its slots apart or, as printed, pooled into one vector
     Hierarchy     Slot Set Encoders, each on the slots of the one before
+    Universal     a Slot Set Encoder, then any set encoder among its slots
     Attention     learned queries, softmax over elements
     PMA           the Set Transformer's pooling, learned seeds with a network after them
     Transformer   ISABs, then any of the above: the Set Transformer, or ISAB and a maximum
     Equivariant   Deep Sets as published, whose layers subtract the set's maximum or mean
 
-All encode sets as `dim_out` numbers, so that they are compared at equal size. The first five fold in
+All encode sets as `dim_out` numbers, so that they are compared at equal size. The first six fold in
 one pass, the last two in one more than they have layers.
 """
 
@@ -231,6 +232,31 @@ class Hierarchy(SlottedPool):
         ]
         activation = nn.ReLU() if self.activation else nn.Identity()
         return setfold.HierarchicalSlotSetEncoder(levels, activation)
+
+
+@dataclass(frozen=True)
+class Universal:
+    """A Slot Set Encoder, and then any set encoder on the set of its slots: still one pass.
+
+    Args:
+        slots: settings of the slots, each of which reads `slots.width` numbers.
+        among: what makes one vector of the slots, such as a Set Transformer.
+
+    >>> import torch
+    >>> pool = Universal(Slots(16, width=32), Transformer(num_layers=1))
+    >>> pool.build(dim_in=3, dim_out=64)(torch.randn(2, 100, 3)).shape
+    torch.Size([2, 64])
+    """
+
+    slots: Slots
+    among: Pool
+
+    def build(
+        self, dim_in: int, dim_out: int, features: nn.Module | None = None
+    ) -> setfold.StreamingSetEncoder:
+        width = self.slots.dim_of_slots(dim_out)
+        head = self.among.build(width, dim_out)
+        return setfold.Composition(self.slots.encoder(dim_in, dim_out), features, head)
 
 
 @dataclass(frozen=True)

@@ -98,6 +98,7 @@ METHODS: dict[str, Look] = {
     "SSE, as printed": Look(ORANGE, "X", LONG, hatch="//"),
     "SSE, as printed, learned": Look(ORANGE, "P", MIXED, hatch="++"),
     "SSE, as printed, random": Look(ORANGE, "P", DOTTED, hatch="//", hollow=True),
+    "SSE → Set Transformer": Look(BLACK, "*", LONG, hatch="++"),
     "SSE, slots apart": Look(VERMILION, "*"),
     "SSE, slots apart, learned": Look(VERMILION, ">", hatch=".."),
     "SSE, slots apart, random": Look(VERMILION, ">", SHORT, hatch="..", hollow=True),

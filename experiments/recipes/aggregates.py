@@ -94,6 +94,6 @@ RECIPE = Recipe(
     holds="open",
     verdict="",
     cut="""Trained on 200 pixels of 32 x 32 images and tested on 200 to 1000, rather than trained on 1000 of
-    64 x 64 and tested on up to 4000; 4 epochs on 8,000 images.""",
+    64 x 64 and tested on up to 4000; 3 epochs on 8,000 images.""",
     minutes=40,
 )

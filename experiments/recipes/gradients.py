@@ -119,6 +119,6 @@ RECIPE = Recipe(
     holds="open",
     verdict="",
     cut="""The paper has no such experiment. Image completion from 800 of the 1024 pixels of 32 x 32 images, in
-    chunks of 100; 4 epochs on 8,000 images.""",
+    chunks of 100; 3 epochs on 8,000 images.""",
     minutes=20,
 )

@@ -23,9 +23,10 @@ from experiments.tasks.classification import PointClouds
 
 POINTS = {
     Size.SMOKE: (20, 40),
-    Size.SMALL: (100, 200, 500, 1000, 2000),
+    Size.SMALL: (100, 200, 500, 1000),
     Size.PAPER: (100, 200, 500, 1000, 2000),
 }
+COSTLY = ("SSE, as printed, learned", "SSE, as printed, random")  # 16 slots of 256, each a maximum
 PAPER: dict[str, dict[float, float]] = {
     "Deep Sets, max": {100: 0.8428, 200: 0.8518, 500: 0.8574, 1000: 0.8528},
     "Set Transformer": {100: 0.8258, 200: 0.8443, 500: 0.8545, 1000: 0.8511},
@@ -46,7 +47,8 @@ def runs(size: Size, seed: int) -> list[Run]:
     found = []
     for method, training in training_of(size, seed).items():
         found.append(tested(method, training, points=POINTS[size][0]))
-        for points in POINTS[size][1:]:
+        more = POINTS[size][1:2] if method in COSTLY and size is Size.SMALL else POINTS[size][1:]
+        for points in more:
             tuned = replace(FINE_TUNING[size], task=training.task, seed=seed, start=training)
             found.append(tested(method, with_task(tuned, points=points), points=points))
     return found
@@ -90,8 +92,9 @@ RECIPE = Recipe(
     headline=headline,
     holds="open",
     verdict="",
-    cut="""Fewer epochs than 200. Models are trained with 100 points; for more points they go on from those
-    weights. The prepared file has 2,048 points of each shape, so 2000 stand for the paper's 5000; 141
-    of 12,311 shapes are missing from it.""",
+    cut="""20 epochs rather than 200, and layers before the pool that are 128, 128 and 256 wide rather than 256.
+    Models are trained with 100 points; for more points they go on from those weights for an epoch. 5000
+    points are left out: the prepared file has 2,048 of each shape, and 141 of 12,311 shapes are missing
+    from it. The encoders as printed are trained with 100 and 200 points only.""",
     minutes=180,
 )

@@ -19,6 +19,7 @@ from experiments.pools import (
     Pool,
     Slots,
     Transformer,
+    Universal,
 )
 from experiments.recipe import Cosine, Size, Training
 from experiments.recipes.common import with_task
@@ -49,13 +50,13 @@ COMPLETION: dict[Size, Training[Reconstruction]] = {
     ),
     Size.SMALL: Training(
         Reconstruction(SLOTS_APART, context=200, targets=32, normalise=True, standardise=True),
-        epochs=10,
+        epochs=6,
         batch_size=16,
         rate=3e-3,
         weight_decay=0.0,
         schedule=Cosine(),
         clip=1.0,
-        validations=5,
+        validations=4,
     ),
     Size.PAPER: Training(Reconstruction(SLOTS_APART, context=200)),
 }
@@ -72,7 +73,7 @@ NLL = "NLL (nats per dimension)"
 # Ablations compare settings of one encoder, so they are shorter than what decides between encoders.
 ABLATION: dict[Size, Training[Reconstruction]] = {
     **COMPLETION,
-    Size.SMALL: replace(COMPLETION[Size.SMALL], epochs=4, validations=2),
+    Size.SMALL: replace(COMPLETION[Size.SMALL], epochs=3, validations=2),
     Size.PAPER: with_task(COMPLETION[Size.PAPER], context=1000, side=64),
 }
 
@@ -82,10 +83,20 @@ _CLOUD_SLOTS = Slots(4, 64, "max", slots="learned", attention="softmax", similar
 _PRINTED_CLOUD_SLOTS = Slots(16, 256, "max", apart=False, combine=Combine.MAX)
 CLOUD_METHODS: dict[str, dict[str, Any]] = {
     "Deep Sets, max": {"pool": DeepSets("max")},
-    "Set Transformer": {"pool": Transformer(dropout=0.2), "widths": (), "hidden": False},
+    "Set Transformer": {
+        "pool": Transformer(dropout=0.2, dim=128),
+        "widths": (),
+        "hidden": False,
+    },
     "SSE, as printed, learned": {"pool": replace(_PRINTED_CLOUD_SLOTS, slots="learned")},
     "SSE, as printed, random": {"pool": _PRINTED_CLOUD_SLOTS},
     "SSE, slots apart": {"pool": _CLOUD_SLOTS},
+    "SSE → Set Transformer": {
+        "pool": Universal(
+            replace(_CLOUD_SLOTS, num_slots=16, width=64),
+            Transformer(1, dim=128, last=DeepSets("max")),
+        )
+    },
     "ISAB, max": {"pool": Transformer(1, dim=128, last=DeepSets("max")), "widths": (128, 128)},
 }
 CLOUDS: dict[Size, Training[PointClouds]] = {
@@ -113,24 +124,26 @@ CLOUDS: dict[Size, Training[PointClouds]] = {
             batch_norm=True,
             dropout=0.2,
         ),
-        epochs=40,
+        epochs=20,
         batch_size=64,
         rate=2e-3,
         weight_decay=0.0,
         schedule=Cosine(0.1),
-        validations=8,
+        validations=4,
     ),
     Size.PAPER: Training(PointClouds(DeepSets("max")), batch_size=64, clip=5.0),
 }
 FINE_TUNING: dict[Size, Training[PointClouds]] = {
-    size: replace(training, epochs=max(1, training.epochs // 10), rate=training.rate / 10)
+    size: replace(
+        training, epochs=max(1, training.epochs // 20), rate=training.rate / 5, validations=1
+    )
     for size, training in CLOUDS.items()
 }
 
 # ---- centroids ---------------------------------------------------------------------------------
 
 _WIDE_SLOTS = Slots(
-    8, 128, "mean", slots="learned", attention="softmax", similarity="cosine", width=128
+    4, 128, "mean", slots="learned", attention="softmax", similarity="cosine", width=128
 )
 DIGIT_POOLS: dict[str, Pool] = {
     "Deep Sets": DeepSets("mean"),
@@ -179,11 +192,15 @@ IMAGES: dict[Size, Training[FeatureCentroids]] = {
 
 # ---- sets of numbers and points, drawn anew ----------------------------------------------------
 
+_CLUSTER_TRANSFORMER = Transformer(dim=128, last=PMA(num_seeds=4))
 CLUSTER_POOLS: dict[str, Pool] = {
     "Deep Sets": DeepSets("mean"),
     "PMA": PMA(num_seeds=4),
-    "SSE, slots apart": Slots(16, 128, "weighted_mean", slots="learned", similarity="cosine"),
-    "Set Transformer": Transformer(dim=128, last=PMA(num_seeds=4)),
+    "Set Transformer": _CLUSTER_TRANSFORMER,
+    "SSE, slots apart": replace(SLOTS_APART, num_slots=32),
+    "SSE → Set Transformer": Universal(
+        replace(SLOTS_APART, num_slots=64, width=64), _CLUSTER_TRANSFORMER
+    ),
 }
 CLUSTERS: dict[Size, Training[Clustering]] = {
     Size.SMOKE: Training(
@@ -194,12 +211,12 @@ CLUSTERS: dict[Size, Training[Clustering]] = {
     ),
     Size.SMALL: Training(
         Clustering(DeepSets()),
-        epochs=4,
+        epochs=3,
         batch_size=10,
         weight_decay=0.0,
         schedule=Cosine(),
         clip=1.0,
-        validations=4,
+        validations=3,
     ),
     Size.PAPER: Training(Clustering(DeepSets()), epochs=50, batch_size=10),
 }
