@@ -99,6 +99,7 @@ METHODS: dict[str, Look] = {
     "SSE, as printed, learned": Look(ORANGE, "P", MIXED, hatch="++"),
     "SSE, as printed, random": Look(ORANGE, "P", DOTTED, hatch="//", hollow=True),
     "SSE → Set Transformer": Look(BLACK, "*", LONG, hatch="++"),
+    "SSE, slots attended": Look(VERMILION, "d", LONG, hatch="--"),
     "SSE, slots apart": Look(VERMILION, "*"),
     "SSE, slots apart, learned": Look(VERMILION, ">", hatch=".."),
     "SSE, slots apart, random": Look(VERMILION, ">", SHORT, hatch="..", hollow=True),

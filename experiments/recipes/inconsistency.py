@@ -15,18 +15,19 @@ from functools import partial
 from statistics import fmean
 
 from experiments import report, style
+from experiments.pools import DeepSets, Pool, Transformer
 from experiments.recipe import Recipe, Run, Size
 from experiments.recipes.common import with_pools
-from experiments.recipes.settings import COMPLETION, COMPLETION_POOLS, COMPLETION_TRANSFORMER, NLL
+from experiments.recipes.settings import COMPLETION, NLL, SLOTS_APART
 from experiments.records import Record
 from experiments.report import Section
 from experiments.tasks.reconstruction import chunk_and_average_nll
 
 CHUNKS = {Size.SMOKE: 20, Size.SMALL: 50, Size.PAPER: 50}
-POOLS = {
-    "Set Transformer": COMPLETION_TRANSFORMER,
-    "SSE, slots apart": COMPLETION_POOLS["SSE, slots apart"],
-    "Deep Sets": COMPLETION_POOLS["Deep Sets"],
+POOLS: dict[str, Pool] = {
+    "Set Transformer": Transformer(num_layers=1),
+    "SSE, slots apart": SLOTS_APART,
+    "Deep Sets": DeepSets("mean"),
 }
 WAYS = {"whole set": "nll", "chunks averaged": "averaged_nll", "setfold.fold": "folded_nll"}
 

@@ -16,7 +16,12 @@ from dataclasses import replace
 from experiments import report, style
 from experiments.recipe import Recipe, Run, Size, Training
 from experiments.recipes.common import at, ranking, table_of, tested, with_methods, with_task
-from experiments.recipes.settings import CLOUD_METHODS, CLOUDS, FINE_TUNING
+from experiments.recipes.settings import (
+    CLOUD_METHODS,
+    CLOUDS,
+    FINE_TUNING,
+    PAPER_CLOUD_METHODS,
+)
 from experiments.records import Record
 from experiments.report import Section
 from experiments.tasks.classification import PointClouds
@@ -37,8 +42,9 @@ PAPER: dict[str, dict[float, float]] = {
 
 def training_of(size: Size, seed: int) -> dict[str, Training[PointClouds]]:
     """Each method's training with the fewest points."""
+    methods = PAPER_CLOUD_METHODS if size is Size.PAPER else CLOUD_METHODS
     return with_methods(
-        with_task(replace(CLOUDS[size], seed=seed), points=POINTS[size][0]), CLOUD_METHODS
+        with_task(replace(CLOUDS[size], seed=seed), points=POINTS[size][0]), methods
     )
 
 

@@ -14,8 +14,8 @@ from dataclasses import replace
 
 from experiments import report
 from experiments.recipe import Recipe, Run, Size, Training
-from experiments.recipes.common import at, curve_section, ranking, tested, with_pools, with_task
-from experiments.recipes.settings import COMPLETION, COMPLETION_POOLS, NLL
+from experiments.recipes.common import at, curve_section, ranking, tested, with_methods, with_task
+from experiments.recipes.settings import COMPLETION, COMPLETION_METHODS, NLL
 from experiments.records import Record
 from experiments.report import Section
 from experiments.tasks.reconstruction import Reconstruction
@@ -35,7 +35,7 @@ def training_of(size: Size, seed: int, context: int, side: int) -> Training[Reco
 
 def largest(size: Size, seed: int) -> dict[str, Training[Reconstruction]]:
     """Each method's training with most pixels, which other recipes measure, too."""
-    return with_pools(training_of(size, seed, *CONTEXTS[size][-1]), COMPLETION_POOLS)
+    return with_methods(training_of(size, seed, *CONTEXTS[size][-1]), COMPLETION_METHODS)
 
 
 def runs(size: Size, seed: int) -> list[Run]:
@@ -43,8 +43,8 @@ def runs(size: Size, seed: int) -> list[Run]:
     return [
         tested(method, training, context=context)
         for context, side in CONTEXTS[size]
-        for method, training in with_pools(
-            training_of(size, seed, context, side), COMPLETION_POOLS
+        for method, training in with_methods(
+            training_of(size, seed, context, side), COMPLETION_METHODS
         ).items()
     ]
 

@@ -60,14 +60,14 @@ COMPLETION: dict[Size, Training[Reconstruction]] = {
     ),
     Size.PAPER: Training(Reconstruction(SLOTS_APART, context=200)),
 }
-COMPLETION_POOLS: dict[str, Pool] = {
-    "Deep Sets": DeepSets("mean"),
-    "PMA": PMA(),
-    "SSE, as printed": AS_PRINTED,
-    "SSE, slots apart": SLOTS_APART,
-    "Attention, slots apart": Attention(8),
+COMPLETION_METHODS: dict[str, dict[str, Any]] = {
+    "Deep Sets": {"pool": DeepSets("mean")},
+    "PMA": {"pool": PMA()},
+    "SSE, as printed": {"pool": AS_PRINTED},
+    "SSE, slots apart": {"pool": SLOTS_APART},
+    "SSE, slots attended": {"pool": SLOTS_APART, "attentive": True},
+    "Attention, slots apart": {"pool": Attention(8)},
 }
-COMPLETION_TRANSFORMER = Transformer(num_layers=1)
 NLL = "NLL (nats per dimension)"
 
 # Ablations compare settings of one encoder, so they are shorter than what decides between encoders.
@@ -98,6 +98,10 @@ CLOUD_METHODS: dict[str, dict[str, Any]] = {
         )
     },
     "ISAB, max": {"pool": Transformer(1, dim=128, last=DeepSets("max")), "widths": (128, 128)},
+}
+PAPER_CLOUD_METHODS: dict[str, dict[str, Any]] = {
+    **CLOUD_METHODS,
+    "Set Transformer": {"pool": Transformer(dropout=0.5), "widths": (), "hidden": False},
 }
 CLOUDS: dict[Size, Training[PointClouds]] = {
     Size.SMOKE: Training(
