@@ -213,11 +213,11 @@ def render(
 
     Args:
         recipes: in the order of the page.
-        records: by the recipes' names; those of other sizes are left out.
+        records: by the recipes' names; those of other sizes, and of incomplete seeds, are left out.
         size: whose results are shown; the recipes' verdicts are about the small one, and left out
             for others.
     """
-    found = {r.name: [one for one in records.get(r.name, ()) if one.size == size] for r in recipes}
+    found = {one.name: complete(one, records.get(one.name, ()), size) for one in recipes}
     figures: dict[str, Figure] = {}
     parts = [_INTRODUCTION.format(size=size), _glance(recipes, found, size), _READING]
     parts.append(_circumstances([one for several in found.values() for one in several]))
@@ -229,6 +229,18 @@ def render(
         else:
             parts.append(f"Not run yet: `{_command(recipe, size)}`.")
     return "\n\n".join(part for part in parts if part) + "\n", figures
+
+
+def complete(recipe: Recipe, records: Sequence[Record], size: Size) -> list[Record]:
+    """The records of those seeds of which all runs are there: half a comparison is none."""
+    found = []
+    for seed in sorted({one.seed for one in records}):
+        own = [one for one in records if (one.size, one.seed) == (size, seed)]
+        wanted = [(run.method, dict(run.settings)) for run in recipe.runs(size, seed)]
+        counting = [one for one in own if (one.method, one.settings) in wanted]
+        if len(counting) == len(wanted):
+            found.extend(counting)
+    return found
 
 
 def write(

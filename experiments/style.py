@@ -98,8 +98,8 @@ METHODS: dict[str, Look] = {
     "SSE, as printed": Look(ORANGE, "X", LONG, hatch="//"),
     "SSE, as printed, learned": Look(ORANGE, "P", MIXED, hatch="++"),
     "SSE, as printed, random": Look(ORANGE, "P", DOTTED, hatch="//", hollow=True),
-    "SSE → Set Transformer": Look(BLACK, "*", LONG, hatch="++"),
-    "SSE, slots attended": Look(VERMILION, "d", LONG, hatch="--"),
+    "SSE → Set Transformer": Look(BLACK, "p", LONG, hatch="++"),
+    "SSE, slots attended": Look(VERMILION, "8", LONG, hatch="--"),
     "SSE, slots apart": Look(VERMILION, "*"),
     "SSE, slots apart, learned": Look(VERMILION, ">", hatch=".."),
     "SSE, slots apart, random": Look(VERMILION, ">", SHORT, hatch="..", hollow=True),
@@ -309,7 +309,12 @@ def _draw_whiskers(axes: Axes, shown: Mapping[float, Sequence[float]], colour: s
 
 
 def _finish_groups(axes: Axes, places: Marks, ylabel: str, paper: Marks) -> None:
-    marks = [(places[g][name], value) for g in paper for name, value in paper[g].items()]
+    marks = [
+        (places[g][name], value)
+        for g in paper
+        for name, value in paper[g].items()
+        if name in places[g]
+    ]
     if marks:
         halo = [withStroke(linewidth=3.4, foreground="white")]
         tick: dict[str, Any] = {"color": GREY, "markersize": 10, "markeredgewidth": 1.8}

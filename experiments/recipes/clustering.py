@@ -92,7 +92,7 @@ RECIPE = Recipe(
     number=17,
     name="clustering",
     title="Amortised clustering",
-    claim="""Beyond the paper. Set Transformer's paper reports log-likelihoods per point of -2.0006 for pooled
+    claim="""Beyond the paper: Set Transformer's paper reports log-likelihoods per point of -2.0006 for pooled
     features, -1.6680 for PMA and -1.5009 for ISABs with PMA; the true parameters have -1.4726.""",
     runs=runs,
     section=section,

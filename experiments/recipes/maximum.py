@@ -60,7 +60,7 @@ RECIPE = Recipe(
     number=18,
     name="maximum",
     title="Max regression",
-    claim="""Beyond the paper. Set Transformer's paper reports mean absolute errors of 2.133 for features that are
+    claim="""Beyond the paper: Set Transformer's paper reports mean absolute errors of 2.133 for features that are
     averaged, 1.902 summed, .1355 by maximum, and .2085 for self-attention with PMA.""",
     runs=runs,
     section=section,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from experiments import records, report, style
-from experiments.recipe import Recipe, Size
+from experiments.recipe import Recipe, Run, Size
 from experiments.records import Record
 
 
@@ -62,7 +62,9 @@ CLOUDS = Recipe(
     name="clouds",
     title="Clouds | points",
     claim="SSE wins at 0.9. Deep Sets\nloses.",
-    runs=lambda size, seed: (),
+    runs=lambda size, seed: [
+        Run(one.method, None, dict, one.settings) for one in RECORDS if one.seed == seed
+    ],
     section=section,
     headline=headline,
     verdict="SSE wins here, too.",
@@ -192,3 +194,14 @@ def test_what_is_written_is_the_same_each_time(tmp_path: Path):
     assert content == {path: path.read_bytes() for path in paths}
     expected, _ = report.render([CLOUDS, DIGITS], {"clouds": RECORDS})
     assert (out / "RESULTS.md").read_text() == expected
+
+
+def test_only_seeds_that_are_complete_count():
+    other = record("SSE, slots apart", 200, 0, 0.9, size="smoke")
+    stranger = record("a method that is gone", 200, 1, 0.9)
+    missing = [one for one in RECORDS if (one.seed, one.method) != (0, "Deep Sets")]
+    found = report.complete(CLOUDS, [*missing, other, stranger], Size.SMALL)
+    assert found == [one for one in RECORDS if one.seed == 1]
+    assert report.complete(CLOUDS, [*RECORDS, other, stranger], Size.SMALL) == sorted(
+        RECORDS, key=lambda one: one.seed
+    )
