@@ -93,6 +93,8 @@ METHODS: dict[str, Look] = {
     "PMA": Look(GREEN, "D", MIXED, hatch="\\\\"),
     "Set Transformer": Look(PURPLE, "s", hatch="xx"),
     "Set Transformer, chunks averaged": Look(PURPLE, "s", SHORT, hatch="xx", hollow=True),
+    "SSE, slots apart, chunks averaged": Look(VERMILION, "*", SHORT, hatch="**", hollow=True),
+    "Deep Sets, chunks averaged": Look(BLUE, "o", SHORT, hatch="oo", hollow=True),
     "ISAB, max": Look(BLACK, "h", MIXED),
     "Attention, slots apart": Look(GREEN, "d", SHORT, hatch="\\\\", hollow=True),
     "SSE, as printed": Look(ORANGE, "X", LONG, hatch="//"),

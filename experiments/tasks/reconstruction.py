@@ -334,19 +334,27 @@ def streamed_nll(
     return {"pixels": [float(chunk * step) for step in range(1, steps + 1)], "nll": found}
 
 
-def chunk_and_average_nll(model: NeuralProcess, task: Reconstruction, chunk: int) -> Metrics:
-    """NLL on the test split: of the whole context, of its chunks averaged, of its chunks folded."""
+def chunk_and_average_nll(
+    model: NeuralProcess, task: Reconstruction, chunks: Sequence[int]
+) -> Metrics:
+    """NLL on the test split of the whole context, and of chunks of it that are averaged or folded.
 
-    def encodings(pixels: Tensor) -> list[Tensor]:
+    Args:
+        model: trained, in eval mode.
+        task: that it was trained for.
+        chunks: pixels in a chunk, one size after the other.
+    """
+
+    def encodings(pixels: Tensor) -> Iterator[Tensor]:
         context = pixels[:, : task.context]
-        whole, averaged = (
-            model.encoder(context),
-            setfold.ChunkAverage(model.encoder, chunk)(context),
-        )
-        return [whole, averaged, setfold.fold(model.encoder, context.split(chunk, 1))]
+        yield model.encoder(context)
+        for chunk in chunks:
+            yield setfold.ChunkAverage(model.encoder, chunk)(context)
+            yield setfold.fold(model.encoder, context.split(chunk, 1))
 
-    whole, averaged, folded = task.nll_of(model, encodings)
-    return {"nll": whole, "averaged_nll": averaged, "folded_nll": folded}
+    whole, *pairs = task.nll_of(model, encodings)
+    sizes = [float(chunk) for chunk in chunks]
+    return {"nll": whole, "chunk": sizes, "averaged": pairs[::2], "folded": pairs[1::2]}
 
 
 @torch.no_grad()

@@ -269,13 +269,14 @@ def test_an_average_over_chunks_is_consistent_for_means_only():
         with torch.no_grad():  # what is wrong should be seen in a model that was not trained, too
             for parameter in model.encoder.parameters():
                 parameter.mul_(2)
-        found = reconstruction.chunk_and_average_nll(model, task, chunk=10)
+        found = reconstruction.chunk_and_average_nll(model, task, chunks=(5, 10))
         assert found["nll"] == task.evaluate(model, "test")["nll"]
-        same = found["averaged_nll"] == pytest.approx(found["nll"], rel=1e-5)
-        assert same == consistent
-        assert found["folded_nll"] == pytest.approx(found["nll"], rel=1e-5)
+        assert found["chunk"] == [5, 10]
+        for averaged, folded in zip(found["averaged"], found["folded"], strict=True):
+            assert (averaged == pytest.approx(found["nll"], rel=1e-5)) == consistent
+            assert folded == pytest.approx(found["nll"], rel=1e-5)
         naive = reconstruction.streamed_nll(model, task, 10, 5, encodings=sets.averaged)
-        assert naive["nll"][-1] == pytest.approx(found["averaged_nll"], rel=1e-5)
+        assert naive["nll"][-1] == pytest.approx(found["averaged"][1], rel=1e-5)
         assert naive["nll"][0] == replace(task, context=10).evaluate(model, "test")["nll"]
 
 
