@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from difflib import get_close_matches
 from enum import StrEnum
@@ -65,7 +66,7 @@ def show_list(records: Records = Path("results/records")) -> None:
     from experiments.recipes import all_recipes
     from experiments.records import read
 
-    table = Table("", "recipe", "title", "small size, minutes", "records")
+    table = Table("", "recipe", "title", "small size, minutes", f"records in {records}")
     for name, recipe in all_recipes().items():
         count = sum(record.size == Size.SMALL for record in read(records, name))
         cells = recipe.number, name, recipe.title, f"{recipe.minutes:.0f}", count or "none"
@@ -124,8 +125,11 @@ def run(
         raise typer.Exit(INTERRUPTED) from None
     for failure in failures:
         typer.echo(f"failed: {failure}", err=True)
-    if os.environ.get("RANK", "0") == "0":
-        typer.echo(f"records: {out / 'records' / size}")
+    folder = out / "records" / size
+    if os.environ.get("RANK", "0") == "0" and any(folder.glob("*.jsonl")):
+        options_of_report = ["--records", folder, "--size", size, "--out", out / "report"]
+        typer.echo(f"records: {folder}")
+        typer.echo(f"python -m experiments report {shlex.join(map(str, options_of_report))}")
     raise typer.Exit(FAILED if failures else 0)
 
 
@@ -164,15 +168,20 @@ def report(
 
 
 @app.command(
-    epilog="Examples:\n\n  python -m experiments prepare mnist  # tells what to download\n\n"
+    epilog="Examples:\n\n  python -m experiments prepare  # lists the data sets\n\n"
+    "  python -m experiments prepare mnist  # tells what to download\n\n"
     "  python -m experiments prepare mnist ~/Downloads/mnist --out ~/data\n\n"
     "  python -m experiments prepare tiny_imagenet tiny-imagenet-200.zip "
     "--module torchvision.models:resnet18 --side 224"
 )
 def prepare(
     dataset: Annotated[
-        str, typer.Argument(help="modelnet40, celeba, mnist or tiny_imagenet.", metavar="DATASET")
-    ],
+        str | None,
+        typer.Argument(
+            help="modelnet40, celeba, mnist or tiny_imagenet. Without it you are told of all.",
+            metavar="DATASET",
+        ),
+    ] = None,
     source: Annotated[
         Path | None, typer.Argument(help="What you downloaded. Without it you are told what to.")
     ] = None,
@@ -195,6 +204,9 @@ def prepare(
     from experiments.data.features import Extraction
     from experiments.data.prepare import DATASETS, with_module
 
+    if dataset is None:
+        typer.echo("\n\n".join(f"{name}: {data.help}" for name, data in DATASETS.items()))
+        return
     if dataset not in DATASETS:
         raise InputError(f"there is no data set {dataset!r}. There are {', '.join(DATASETS)}.")
     data = DATASETS[dataset]

@@ -5,6 +5,7 @@ The file is one of setfold's safetensors files: checked when it is read, and nev
 
 from __future__ import annotations
 
+import dataclasses
 import time
 import warnings
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
+from experiments.records import Circumstances
 from setfold import FileError, files
 
 KIND = "training"
@@ -26,6 +28,7 @@ class Standing:
     """Where a training stands.
 
     Args:
+        circumstances: in which it began.
         step: how many steps are done.
         seconds: that they took.
         finished: whether there are no more to come.
@@ -37,6 +40,7 @@ class Standing:
         best: the weights to be kept.
     """
 
+    circumstances: Circumstances
     step: int = 0
     seconds: float = 0.0
     finished: bool = False
@@ -58,7 +62,12 @@ def write(standing: Standing, folder: Path, settings: Any) -> None:
     for index, moments in standing.moments.items():
         tensors |= {f"moments/{index}/{name}": tensor for name, tensor in moments.items()}
     plain = {name: getattr(standing, name) for name in PLAIN}
-    files.write(folder / NAME, KIND, tensors, {"settings": settings, "standing": plain})
+    description = {
+        "settings": settings,
+        "circumstances": dataclasses.asdict(standing.circumstances),
+        "standing": plain,
+    }
+    files.write(folder / NAME, KIND, tensors, description)
 
 
 def read(folder: Path, settings: Any, like: Weights) -> Standing | None:
@@ -86,11 +95,14 @@ def read(folder: Path, settings: Any, like: Weights) -> Standing | None:
 
 def _read(path: Path, settings: Any, like: Weights) -> Standing:
     _, tensors, description = files.read(path, KIND)
-    if set(description["standing"]) != set(PLAIN):
-        raise FileError(f"{path} was written by another version of this code.")
+    try:
+        circumstances = Circumstances(**description["circumstances"])
+        plain = {name: description["standing"][name] for name in PLAIN}
+    except (KeyError, TypeError) as error:
+        raise FileError(f"{path} was written by another version of this code.") from error
     if description["settings"] != settings:
         raise FileError(f"{path} belongs to a training with other settings.")
-    standing = Standing(**description["standing"])
+    standing = Standing(circumstances, **plain)
     for name, tensor in tensors.items():
         tensor = tensor.clone()  # aligned as torch does it, on which the last bit may depend
         home, _, name = name.partition("/")

@@ -7,10 +7,9 @@
     Attention     learned queries, softmax over elements
     PMA           the Set Transformer's pooling, learned seeds with a network after them
     Transformer   ISABs, then any of the above: the Set Transformer, or ISAB and a maximum
-    Equivariant   Deep Sets as published, whose layers subtract the set's maximum or mean
 
-All encode sets as `dim_out` numbers, so that they are compared at equal size. The first six fold in
-one pass, the last two in one more than they have layers.
+All encode sets as `dim_out` numbers, so that they are compared at equal size. All but the last fold in one
+pass, the last in one more than it has layers.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from itertools import pairwise
 from typing import Protocol
 
 from torch import Tensor, nn
@@ -84,18 +82,6 @@ class SlottedPool(ABC):
         """The same without its head: (B, n, ...) -> (B, K, d)."""
         with _cancelling(expected=self.pools_slots()):
             return setfold.Composition(self.encoder(dim_in, dim_out), features)
-
-
-class Activation(StrEnum):
-    """What follows a linear layer."""
-
-    TANH = "tanh"
-    RELU = "relu"
-    GELU = "gelu"
-
-    def module(self) -> nn.Module:
-        """The module for it."""
-        return {"tanh": nn.Tanh, "relu": nn.ReLU, "gelu": nn.GELU}[self.value]()
 
 
 class Combine(StrEnum):
@@ -335,41 +321,6 @@ class Transformer:
         dropout = nn.Dropout(self.dropout) if self.dropout else None
         pool = self.last.build(dim, dim_out, dropout)
         return setfold.LayeredSetEncoder(layers, pool, _widened(features, dim_in, dim))
-
-
-@dataclass(frozen=True)
-class Equivariant:
-    """Deep Sets as published: layers that subtract the set's maximum or mean; then a pool.
-
-    Args:
-        num_layers: number L of layers; the encoder folds in L + 1 passes.
-        subtract: what a layer subtracts, "max" or "mean".
-        shared: whether one matrix serves for element and pool.
-        activation: after each layer.
-        last: the pool.
-        dim: width of the layers; None for that of the encoding.
-
-    >>> import torch
-    >>> Equivariant().build(dim_in=3, dim_out=64)(torch.randn(2, 100, 3)).shape
-    torch.Size([2, 64])
-    """
-
-    num_layers: int = 3
-    subtract: str = "max"
-    shared: bool = True
-    activation: Activation = Activation.TANH
-    last: StreamingPool = DeepSets("max")
-    dim: int | None = None
-
-    def build(
-        self, dim_in: int, dim_out: int, features: nn.Module | None = None
-    ) -> setfold.MultiPassSetEncoder:
-        dim = dim_out if self.dim is None else self.dim
-        layers = [
-            setfold.EquivariantLayer(*pair, self.subtract, self.shared, self.activation.module())
-            for pair in pairwise([dim_in, *[dim] * self.num_layers])
-        ]
-        return setfold.LayeredSetEncoder(layers, self.last.build(dim, dim_out), features)
 
 
 def _share(total: int, count: int, whose: str) -> int:

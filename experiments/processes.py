@@ -17,7 +17,9 @@ from lightning_fabric.plugins.precision.precision import Precision
 from lightning_fabric.strategies.ddp import DDPStrategy
 from torch import Tensor
 
+from experiments import records
 from experiments.locks import hold
+from experiments.records import Circumstances
 from setfold import InputError
 
 
@@ -73,6 +75,18 @@ def _together() -> DDPStrategy:
     # Parameters without gradient are to be expected: where attention cancels, slots have none. And
     # the others wait for the first process, which validates and measures, for as long as it takes.
     return DDPStrategy(timeout=timedelta(days=1), find_unused_parameters=True)
+
+
+def circumstances(fabric: Fabric, precision: str) -> Circumstances:
+    """Those of this process, and of the others that it works with."""
+    device = fabric.device
+    machine = records.cpu() | {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "precision": precision,
+        "threads": torch.get_num_threads(),
+        "processes": fabric.world_size,
+    }
+    return Circumstances(records.commit(), records.versions(), machine)
 
 
 @contextmanager

@@ -113,7 +113,7 @@ class Training(Generic[TaskT]):
         epochs: times that every training item is seen.
         batch_size: items in a step, over all processes.
         rate: learning rate of Adam.
-        weight_decay: added to the gradient, as Adam has it; decoupled where `decoupled`.
+        weight_decay: added to the gradient, as Adam has it.
         schedule: of the learning rate.
         clip: largest norm of the gradient; None for any.
         validations: how often the model is validated; the best weights are kept.
@@ -127,7 +127,6 @@ class Training(Generic[TaskT]):
     batch_size: int = 256
     rate: float = 1e-3
     weight_decay: float = 5e-4
-    decoupled: bool = False
     schedule: Schedule | Cosine = Schedule()
     clip: float | None = None
     validations: int = 20
@@ -195,6 +194,11 @@ class Recipe:
     seeds: Mapping[Size, int] = field(
         default_factory=lambda: {Size.SMOKE: 1, Size.SMALL: 3, Size.PAPER: 3}
     )
+
+
+def as_json(value: Any) -> Any:
+    """The settings as they are when read from a record."""
+    return json.loads(json.dumps(settings_of(value)))
 
 
 def settings_of(value: Any) -> Any:

@@ -26,6 +26,32 @@ ROOT = Path(__file__).parent.parent
 
 
 @dataclass(frozen=True)
+class Circumstances:
+    """In what a number came about.
+
+    Args:
+        commit: of the code; with a "+" if it had been changed since, "unknown" without git. Several
+            if other code went on with the work: "abc, def".
+        versions: of Python and of what matters among the packages.
+        machine: processor, device, precision, threads and processes.
+    """
+
+    commit: str
+    versions: dict[str, str]
+    machine: dict[str, str | int]
+
+    def then(self, commit: str) -> Circumstances:
+        """Those of work that goes on with the code of a commit, if it is another.
+
+        >>> begun = Circumstances("abc", {}, {})
+        >>> begun.then("def").commit, begun.then("abc").commit
+        ('abc, def', 'abc')
+        """
+        commits = dict.fromkeys([*self.commit.split(", "), commit])
+        return dataclasses.replace(self, commit=", ".join(commits))
+
+
+@dataclass(frozen=True)
 class Record:
     """What a run leaves behind.
 
@@ -40,9 +66,9 @@ class Record:
         training: settings of the training, None without one.
         parameters: of the model, None without one.
         command: makes this record again.
-        commit: of the code; with a "+" if it had been changed since, "unknown" without git.
-        versions: of Python and of what matters among the packages.
-        machine: what it ran on.
+        commit: of the code that trained, or that measured where nothing is trained.
+        versions: at the same time; see Circumstances.
+        machine: at the same time.
         seconds: that training and measuring took.
         finished: when, in UTC.
     """

@@ -21,8 +21,9 @@ from matplotlib.figure import Figure
 from experiments import records as record_files
 from experiments import style
 from experiments.progress import duration
-from experiments.recipe import Recipe, Size
+from experiments.recipe import Recipe, Size, as_json
 from experiments.records import Record
+from setfold import InputError
 from setfold.files import write_atomically
 
 
@@ -200,8 +201,11 @@ _READING = """\
   8 slots of 8.
 - *±* is the standard deviation over seeds. In figures, lines, markers and bars are means over
   seeds; bands and whiskers reach from the lowest seed to the highest.
-- Weights, rates and all other choices were made on a validation split. The test split was touched
-  once, for the numbers that stand here.
+- *Wide slots* read more numbers than their share, and a linear layer makes as many dimensions of
+  them as the others have; *SSE → Set Transformer* lets a Set Transformer do that. Both still fold
+  in one pass. Each section lists parameters and time, which differ between methods.
+- Weights, rates and all other choices were made on a validation split. Where they began, at
+  settings that are known from earlier short runs, the test split had been looked at.
 - *Holds?* is whether the paper's claim holds in our setting. Each section says what was cut
   against the paper's."""
 
@@ -232,12 +236,18 @@ def render(
 
 
 def complete(recipe: Recipe, records: Sequence[Record], size: Size) -> list[Record]:
-    """The records of those seeds of which all runs are there: half a comparison is none."""
+    """The records of those seeds of which all runs are there: half a comparison is none.
+
+    A record that was trained with other settings than the recipe has now is of another run.
+    """
     found = []
     for seed in sorted({one.seed for one in records}):
         own = [one for one in records if (one.size, one.seed) == (size, seed)]
-        wanted = [(run.method, dict(run.settings)) for run in recipe.runs(size, seed)]
-        counting = [one for one in own if (one.method, one.settings) in wanted]
+        wanted = [
+            (run.method, dict(run.settings), as_json(run.training))
+            for run in recipe.runs(size, seed)
+        ]
+        counting = [one for one in own if (one.method, one.settings, one.training) in wanted]
         if len(counting) == len(wanted):
             found.extend(counting)
     return found
@@ -252,6 +262,11 @@ def write(
         What was written.
     """
     records = {recipe.name: record_files.read(records_folder, recipe.name) for recipe in recipes}
+    if not any(complete(recipe, records[recipe.name], size) for recipe in recipes):
+        raise InputError(
+            f"there is nothing to report: {records_folder} has no seed of size {size} of which all "
+            "runs are recorded. Name the folder that `run` has named, or run a recipe."
+        )
     text, figures = render(recipes, records, size)
     contents = {out / "results" / name: style.png(figure) for name, figure in figures.items()}
     contents[out / "RESULTS.md"] = text.encode()  # last, so that it never shows what is not there
@@ -291,23 +306,32 @@ def _told(
         section.table,
         *pictures,
         section.notes,
+        _costs(records),
         *(verdict if size is Size.SMALL else []),
         f"**Settings.** {_settings(records)}. Run it: `{_command(recipe, size)}`.",
     ]
 
 
+def _costs(records: Sequence[Record]) -> str:
+    """What each method has in parameters, and takes in time."""
+    rows = []
+    for (method,), own in by(records, "method").items():
+        sizes = {one.parameters for one in own if one.parameters is not None}
+        if sizes:
+            time = duration(median(one.seconds for one in own))
+            rows.append([method, _several(sizes), time])
+    return table(["", "parameters", "time of a run, median"], rows) if rows else ""
+
+
 def _settings(records: Sequence[Record]) -> str:
     """What the runs were made with, in brief."""
     trainings = [record.training for record in records if record.training]
-    sizes = [record.parameters for record in records if record.parameters is not None]
     told = {
         "runs": f"{len(records):,}",
         "seeds": f"{len({record.seed for record in records})}",
         "epochs": _several(training["epochs"] for training in trainings),
         "batch": _several(training["batch_size"] for training in trainings),
         "rate": _several(training["rate"] for training in trainings),
-        "parameters": _several(sizes),
-        "median time of a run": duration(median(record.seconds for record in records)),
     }
     return "; ".join(f"{name} {value}" for name, value in told.items() if value)
 
@@ -336,7 +360,9 @@ def _seconds(records: Sequence[Record]) -> float:
 
 
 def _commit(record: Record) -> str:
-    return record.commit[:12] + (" with changes" if record.commit.endswith("+") else "")
+    """The commits that made it: several if a training was resumed, or begun, by another one."""
+    several = record.commit.split(", ")
+    return ", ".join(c[:12] + " with changes" * c.endswith("+") for c in several)
 
 
 def _spelled(facts: Mapping[str, Any]) -> str:

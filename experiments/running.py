@@ -19,9 +19,9 @@ import torch
 from rich.console import Console
 
 from experiments import records
-from experiments.processes import hold_together, launch
+from experiments.processes import circumstances, hold_together, launch
 from experiments.progress import duration
-from experiments.recipe import Recipe, Run, Size, settings_of
+from experiments.recipe import Recipe, Run, Size, as_json
 from experiments.records import Record
 from experiments.training import ASK_EVERY, BusyError, Draw, Trained, seed_for, train
 from setfold import SetfoldError
@@ -68,7 +68,7 @@ class _Job:
     @property
     def training(self) -> Any:
         """The settings of the training, as a record holds them."""
-        return json.loads(json.dumps(settings_of(self.run.training)))
+        return as_json(self.run.training)
 
     def recorded_by(self, record: Record) -> bool:
         """Whether a record of the recipe is one of this run, with the same training."""
@@ -99,7 +99,8 @@ def run(
         console: where progress is shown; None for the standard one.
 
     Returns:
-        What went wrong, one message for each run that failed: the others are run all the same.
+        What went wrong, each error once, with the runs that it stopped: the others are run all the
+        same.
     """
     jobs = [
         _Job(recipe, size, seed, run)
@@ -122,9 +123,9 @@ class _Runner:
         self.console = (console or Console()) if first else Console(quiet=True)
         self.began, self.started = _now(), time.monotonic()
         self.announced: set[str] = set()
-        self.failures: list[str] = []
-        self.to_do = self._unrecorded()
-        records.commit()  # of the code as it is now
+        self.failures: dict[str, list[_Job]] = {}  # by what went wrong
+        self.to_do = self._left()
+        self.here = circumstances(self.fabric, options.precision)  # with the code as it is now
 
     def run(self) -> list[str]:
         """Run all jobs; those that other processes are at are looked at again later."""
@@ -134,7 +135,7 @@ class _Runner:
             if len(later) == len(left):
                 time.sleep(ASK_EVERY)
             left = later
-        return self.failures
+        return [f"{_together(jobs)}: {error}" for error, jobs in self.failures.items()]
 
     def _settle(self, job: _Job) -> bool:
         """Run a job unless it is recorded; False if another process is at it, or its training."""
@@ -152,9 +153,15 @@ class _Runner:
             except (SetfoldError, OSError) as error:
                 if self.fabric.world_size > 1:  # the other processes are still at the run
                     raise
-                self.failures.append(f"{job}: {error}")
-                self.console.print(f"failed: {error}", soft_wrap=True, markup=False)
+                self._fail(job, str(error))
             return True
+
+    def _fail(self, job: _Job, error: str) -> None:
+        """Note what went wrong; an error that stops many runs is told in full once."""
+        known = self.failures.setdefault(error, [])
+        text = f"as {known[0]}" if known else error
+        self.console.print(f"failed: {text}", soft_wrap=True, markup=False)
+        known.append(job)
 
     def _is_recorded(self, job: _Job) -> bool:
         return any(
@@ -163,17 +170,19 @@ class _Runner:
             if not self.options.again or record.finished >= self.began
         )
 
-    def _unrecorded(self) -> int:
-        return sum(not self._is_recorded(job) for job in self.jobs)
+    def _left(self) -> int:
+        failed = {job.key for jobs in self.failures.values() for job in jobs}
+        return sum(job.key not in failed and not self._is_recorded(job) for job in self.jobs)
 
     def _announce(self, job: _Job) -> None:
         if job.key in self.announced:
             return
         self.announced.add(job.key)
-        left = self._unrecorded()
+        left = self._left()
         line = f"[{len(self.jobs) - left + 1} of {len(self.jobs)}] {job}"
-        if left < self.to_do:  # by all processes that share the work
-            pace = (time.monotonic() - self.started) / (self.to_do - left)
+        done = self.to_do - left - sum(map(len, self.failures.values()))
+        if done:  # by all processes that share the work
+            pace = (time.monotonic() - self.started) / done
             line += f" (all: about {duration(pace * left)} left)"
         self.console.print(line, soft_wrap=True, markup=False)
 
@@ -197,6 +206,7 @@ class _Runner:
         started = time.monotonic()
         torch.manual_seed(seed_for(Draw.MEASUREMENT, job.seed))
         model = None if trained is None else trained.model
+        made = self.here if trained is None else trained.circumstances
         with torch.no_grad():
             metrics = job.run.measure(model)
         return Record(
@@ -209,30 +219,28 @@ class _Runner:
             history={} if trained is None else trained.history,
             training=job.training,
             parameters=None if model is None else sum(p.numel() for p in model.parameters()),
-            command=self._command(job),
-            commit=records.commit(),
-            versions=records.versions(),
-            machine=self._machine(),
+            command=self._command(job, made.machine["processes"]),
+            commit=made.commit,
+            versions=made.versions,
+            machine=made.machine,
             seconds=time.monotonic() - started + (0 if trained is None else trained.seconds),
             finished=_now(),
         )
 
-    def _command(self, job: _Job) -> str:
-        command = f"python -m experiments run {job.recipe.name} --size {job.size} --seed {job.seed}"
+    def _command(self, job: _Job, processes: str | int) -> str:
+        start = "python" if processes == 1 else f"torchrun --nproc-per-node {processes}"
+        command = f"{start} -m experiments run {job.recipe.name} --size {job.size}"
+        command += f" --seed {job.seed}"
         for name in ("device", "precision"):
             value = getattr(self.options, name)
             if value != getattr(Options, name):
                 command += f" --{name} {value}"
         return command
 
-    def _machine(self) -> dict[str, str | int]:
-        device = self.fabric.device
-        return records.cpu() | {
-            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-            "precision": self.options.precision,
-            "threads": torch.get_num_threads(),
-            "processes": self.fabric.world_size,
-        }
+
+def _together(jobs: Sequence[_Job]) -> str:
+    """Jobs in a few words."""
+    return str(jobs[0]) if len(jobs) == 1 else f"{len(jobs)} runs, the first {jobs[0]}"
 
 
 def _now() -> str:

@@ -86,7 +86,6 @@ class Look:
 # In the order in which legends and tables list them.
 METHODS: dict[str, Look] = {
     "Paper": Look(GREY, "_", DOTTED),
-    "rFF + max": Look(SKY, "<", SHORT, hatch="--"),
     "Deep Sets": Look(BLUE, "o"),
     "Deep Sets, max": Look(SKY, "^", LONG, hatch="||"),
     "Deep Sets, sum": Look(BLUE, "v", DOTTED, hatch="||", hollow=True),
@@ -102,6 +101,7 @@ METHODS: dict[str, Look] = {
     "SSE, as printed, random": Look(ORANGE, "P", DOTTED, hatch="//", hollow=True),
     "SSE → Set Transformer": Look(BLACK, "p", LONG, hatch="++"),
     "SSE, slots attended": Look(VERMILION, "8", LONG, hatch="--"),
+    "SSE, wide slots": Look(VERMILION, "<", MIXED, hatch="||"),
     "SSE, slots apart": Look(VERMILION, "*"),
     "SSE, slots apart, learned": Look(VERMILION, ">", hatch=".."),
     "SSE, slots apart, random": Look(VERMILION, ">", SHORT, hatch="..", hollow=True),

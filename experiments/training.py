@@ -1,8 +1,9 @@
 """The one training loop: any task, on one process or several, to be stopped at any moment.
 
-What is random in a step follows from the training's seed and the step's number alone. So there is
-no state of a random generator to be saved: a training that is killed and resumed ends with the
-very weights that it would have had, bit for bit, on the same machine.
+What is random in a step follows from the training's seed and the step's number alone (and from how
+many trainings came before, where one begins with the weights of another). So there is no state of a
+random generator to be saved: a training that is killed and resumed ends with the very weights that
+it would have had, bit for bit, on the same machine.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,10 @@ from torch import Tensor, nn
 
 from experiments import checkpoints
 from experiments.checkpoints import Standing
-from experiments.processes import hold_together, launch, mean_of
+from experiments.processes import circumstances, hold_together, launch, mean_of
 from experiments.progress import Display, Log
-from experiments.recipe import Task, Training, settings_of
+from experiments.recipe import Task, Training, as_json
+from experiments.records import Circumstances
 from setfold import InputError, SetfoldError
 from setfold.files import write_atomically
 
@@ -62,12 +64,14 @@ class Trained:
         history: epoch, loss and validation metric at each validation.
         seconds: that the training took, all its parts together.
         folder: of the training.
+        circumstances: in which it was made, now or earlier.
     """
 
     model: nn.Module
     history: dict[str, list[float]]
     seconds: float
     folder: Path
+    circumstances: Circumstances
 
 
 def seed_for(use: Draw, *numbers: int) -> int:
@@ -115,12 +119,13 @@ def train(
     """
     fabric = launch(device, precision, threads)
     console = (console or Console()) if fabric.is_global_zero else Console(quiet=True)
-    folder = out / "trainings" / f"{type(training.task).__name__.lower()}-{training.key}"
+    folder = out / "trainings" / _name(training, precision)
+    here = circumstances(fabric, precision)
     told = False
     while True:
         with hold_together(fabric, folder / "lock") as held:
             if held:
-                fit = _Fit(training, fabric, folder, console)
+                fit = _Fit(training, fabric, folder, here, console)
                 if training.start is not None and not fit.standing.step:
                     start = train(
                         training.start,
@@ -131,7 +136,7 @@ def train(
                         console=console,
                         wait=wait,
                     )
-                    fit.model.load_state_dict(start.model.state_dict())
+                    fit.begin_with(start)
                 return fit.run()
         if not wait:
             raise BusyError(f"another process is at the training {folder}.")
@@ -141,14 +146,30 @@ def train(
         time.sleep(ASK_EVERY)
 
 
+def _name(training: Training[Task], precision: str) -> str:
+    """Of a training's folder."""
+    name = f"{type(training.task).__name__.lower()}-{training.key}"
+    return name if precision == "32-true" else f"{name}-{precision}"
+
+
+def _stage(training: Training[Task]) -> int:
+    """On how many other trainings a training stands."""
+    return 0 if training.start is None else 1 + _stage(training.start)
+
+
 class _Fit:
     """A training at work."""
 
     def __init__(
-        self, training: Training[Task], fabric: Fabric, folder: Path, console: Console
+        self,
+        training: Training[Task],
+        fabric: Fabric,
+        folder: Path,
+        here: Circumstances,
+        console: Console,
     ) -> None:
         self.training, self.fabric, self.folder, self.console = training, fabric, folder, console
-        self.task = training.task
+        self.task, self.here = training.task, here
         items = self.task.items()
         if items < 1 or training.epochs < 1:
             raise InputError(
@@ -164,14 +185,24 @@ class _Fit:
             )
         notes = max(training.validations, 1)
         self.note_at = {self.steps * (i + 1) // notes for i in range(notes)}
-        self.settings = json.loads(json.dumps(settings_of(training)))
-        torch.manual_seed(seed_for(Draw.WEIGHTS, training.seed))
+        self.settings = as_json(training)
+        torch.manual_seed(self._seed(Draw.WEIGHTS))
         self.model = self.task.build()
         standing = None
         if fabric.is_global_zero:
             standing = checkpoints.read(folder, self.settings, self.model.state_dict())
-        self.standing: Standing = fabric.broadcast(standing) or Standing()
+        self.standing: Standing = fabric.broadcast(standing) or Standing(here)
         self.losses: list[Tensor] = []  # of the last steps, not looked at yet
+
+    def _seed(self, use: Draw, *numbers: int) -> int:
+        """A seed for this training, which must not repeat the draws of the one it begins with."""
+        stage = _stage(self.training)
+        return seed_for(use, self.training.seed, *numbers, *([stage] if stage else []))
+
+    def begin_with(self, start: Trained) -> None:
+        """Take over the weights of another training."""
+        self.model.load_state_dict(start.model.state_dict())
+        self.standing.circumstances = replace(self.here, commit=start.circumstances.commit)
 
     def run(self) -> Trained:
         """Do what is left to do."""
@@ -180,12 +211,19 @@ class _Fit:
         standing = self.fabric.broadcast(self.standing)
         self.model.load_state_dict(standing.best)
         self.fabric.to_device(self.model)
-        return Trained(self.model.eval(), standing.history, standing.seconds, self.folder)
+        return Trained(
+            self.model.eval(),
+            standing.history,
+            standing.seconds,
+            self.folder,
+            standing.circumstances,
+        )
 
     def _fit(self) -> None:
         standing = self.standing
         names = ("epoch", "loss", self.task.metric)[: 3 if self.training.validations else 2]
         standing.history = standing.history or {name: [] for name in names}
+        standing.circumstances = standing.circumstances.then(self.here.commit)
         self._set_up()
         self.started = time.monotonic() - standing.seconds
         self.next_look, self.next_save = 0.0, time.monotonic() + SAVE_EVERY
@@ -207,9 +245,8 @@ class _Fit:
 
     def _set_up(self) -> None:
         training, standing = self.training, self.standing
-        kind = torch.optim.AdamW if training.decoupled else torch.optim.Adam
         # Fused is three times as fast as the default, on the CPU too.
-        self.optimiser = kind(
+        self.optimiser = torch.optim.Adam(
             self.model.parameters(), training.rate, weight_decay=training.weight_decay, fused=True
         )
         self.wrapped, self.stepper = self.fabric.setup(self.model, self.optimiser)
@@ -227,15 +264,14 @@ class _Fit:
         in size by one at most, so that none is too small for a BatchNorm.
         """
         for epoch in range(self.standing.step // self.steps_per_epoch, self.training.epochs):
-            seed = seed_for(Draw.ORDER, self.training.seed, epoch)
-            generator = torch.Generator().manual_seed(seed)
+            generator = torch.Generator().manual_seed(self._seed(Draw.ORDER, epoch))
             order = torch.randperm(self.task.items(), generator=generator)
             batches = order.tensor_split(self.steps_per_epoch)
             yield from batches[self.standing.step - epoch * self.steps_per_epoch :]
 
     def _step(self, batch: Tensor) -> None:
         training, fabric, step = self.training, self.fabric, self.standing.step
-        seed_torch(seed_for(Draw.STEP, training.seed, step, fabric.global_rank), fabric.device)
+        seed_torch(self._seed(Draw.STEP, step, fabric.global_rank), fabric.device)
         for group in self.optimiser.param_groups:
             group["lr"] = training.rate * training.schedule.at(step / self.steps)
         share = batch.tensor_split(fabric.world_size)[fabric.global_rank]
@@ -302,7 +338,7 @@ class _Fit:
         value: Any = None
         if self.fabric.is_global_zero:
             # The same draws at every validation, so that they differ by the weights alone.
-            torch.manual_seed(seed_for(Draw.VALIDATION, self.training.seed))
+            torch.manual_seed(self._seed(Draw.VALIDATION))
             self.model.eval()
             with torch.no_grad():
                 value = self.task.evaluate(self.model, "validation")[self.task.metric]

@@ -11,7 +11,6 @@ from typing import Any
 from experiments import report, style
 from experiments.pools import Pool
 from experiments.recipe import Run, Task, TaskT, Training
-from experiments.records import Record
 from experiments.report import Section
 
 Best = Callable[[Iterable[float]], float]
@@ -90,8 +89,3 @@ def at(
 ) -> dict[str, Sequence[float]]:
     """The methods' values at one place of their curves."""
     return {method: line[x] for method, line in values.items() if x in line}
-
-
-def only(records: Sequence[Record], **settings: str | int | float) -> list[Record]:
-    """The records that have these settings."""
-    return [one for one in records if settings.items() <= one.settings.items()]

@@ -86,10 +86,9 @@ def section(records: Sequence[Record]) -> Section:
         ]
         for method in found
     ]
-    headers = ["gradient", NLL, "a step on 4000 pixels (CPU s)", "(peak MB above the start)"]
-    drawing, panels = style.figure(
-        columns=3, height=2.8, titles=["after training", "a step on 4000 pixels", "the same"]
-    )
+    step = f"a step on {_pixels(records):,} pixels"
+    headers = ["gradient", NLL, f"{step} (CPU s)", "(peak MB above the start)"]
+    drawing, panels = style.figure(columns=3, height=2.8, titles=["after training", step, step])
     style.dots(panels[0], {"": found}, NLL)
     style.bars(panels[1], {"": seconds}, "CPU seconds")
     style.bars(panels[2], {"": megabytes}, "peak memory (MB)")
@@ -102,9 +101,13 @@ def headline(records: Sequence[Record]) -> str:
     memory = values_of(records, "megabytes")
     whole, exact = (fmean(memory[name]) for name in ("whole set at once", "exact"))
     return (
-        f"{ranking(values_of(records, 'nll'), best=min)}; a step on 4000 pixels takes {whole:.0f} MB "
-        f"at once, {exact:.0f} MB exactly in chunks"
+        f"{ranking(values_of(records, 'nll'), best=min)}; a step on {_pixels(records):,} pixels "
+        f"takes {whole:.0f} MB at once, {exact:.0f} MB exactly in chunks"
     )
+
+
+def _pixels(records: Sequence[Record]) -> int:
+    return LARGE[Size(records[0].size)][1]
 
 
 RECIPE = Recipe(

@@ -11,7 +11,6 @@ from typing import Any
 
 from experiments.pools import (
     PMA,
-    Activation,
     Attention,
     Combine,
     DeepSets,
@@ -27,6 +26,7 @@ from experiments.tasks.centroids import DigitCentroids, FeatureCentroids
 from experiments.tasks.classification import PointClouds
 from experiments.tasks.clustering import Clustering
 from experiments.tasks.maximum import Maximum
+from experiments.tasks.networks import Activation
 from experiments.tasks.reconstruction import Reconstruction
 
 # ---- image completion --------------------------------------------------------------------------
@@ -135,13 +135,15 @@ CLOUDS: dict[Size, Training[PointClouds]] = {
         schedule=Cosine(0.1),
         validations=4,
     ),
-    Size.PAPER: Training(PointClouds(DeepSets("max")), batch_size=64, clip=5.0),
+    Size.PAPER: Training(PointClouds(DeepSets("max")), batch_size=64),
 }
+# For more points, from the weights of the fewest; the paper's size begins anew for each number.
 FINE_TUNING: dict[Size, Training[PointClouds]] = {
     size: replace(
         training, epochs=max(1, training.epochs // 20), rate=training.rate / 5, validations=1
     )
     for size, training in CLOUDS.items()
+    if size is not Size.PAPER
 }
 
 # ---- centroids ---------------------------------------------------------------------------------
@@ -152,7 +154,7 @@ _WIDE_SLOTS = Slots(
 DIGIT_POOLS: dict[str, Pool] = {
     "Deep Sets": DeepSets("mean"),
     "SSE, as printed": Hierarchy((Slots(32, 128), Slots(16, 128, apart=False))),
-    "SSE, slots apart": _WIDE_SLOTS,
+    "SSE, wide slots": _WIDE_SLOTS,
 }
 DIGITS: dict[Size, Training[DigitCentroids]] = {
     Size.SMOKE: Training(
@@ -175,7 +177,7 @@ DIGITS: dict[Size, Training[DigitCentroids]] = {
 IMAGE_METHODS: dict[str, dict[str, Any]] = {
     "Deep Sets": {"pool": DeepSets("mean"), "layers": 2},
     "SSE, as printed": {"pool": Slots(128, 128, apart=False), "layers": 0},
-    "SSE, slots apart": {"pool": _WIDE_SLOTS, "layers": 0},
+    "SSE, wide slots": {"pool": _WIDE_SLOTS, "layers": 0},
 }
 IMAGES: dict[Size, Training[FeatureCentroids]] = {
     Size.SMOKE: Training(

@@ -14,9 +14,10 @@ from torch.nn.functional import cross_entropy
 
 import setfold
 from experiments.data import modelnet40
-from experiments.pools import Activation, Pool
+from experiments.pools import Pool
 from experiments.recipe import Metrics, Task
 from experiments.tasks import sets
+from experiments.tasks.networks import Activation
 
 TURN = 0.1 * math.pi  # the largest, about the vertical axis
 SCALES = (0.8, 1.25)  # of each axis
@@ -128,7 +129,6 @@ class PointClouds(Task):
         points: int,
         split: str = "test",
         first: int | None = None,
-        draws: int = 1,
     ) -> list[float]:
         """The accuracy on a split, for each of several encodings of its clouds.
 
@@ -138,27 +138,25 @@ class PointClouds(Task):
             points: how many of each cloud are drawn.
             split: "validation" or "test".
             first: points by which clouds are standardised, those that arrive first; None for all.
-            draws: how often points are drawn, over which the accuracy is averaged.
         """
         head, device = cast("Classifier", model).head, next(model.parameters()).device
         totals: list[int] = []
-        for clouds, labels in self.blocks(split, points, draws):
+        for clouds, labels in self.blocks(split, points):
             clouds, labels = standardised(clouds, first or points).to(device), labels.to(device)
             right = [
                 int((head(encoding).argmax(1) == labels).sum()) for encoding in encodings(clouds)
             ]
             totals = [a + b for a, b in zip(totals or [0] * len(right), right, strict=True)]
-        return [total / (draws * len(self._data().labels[split])) for total in totals]
+        return [total / len(self._data().labels[split]) for total in totals]
 
-    def blocks(self, split: str, points: int, draws: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
+    def blocks(self, split: str, points: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Some clouds at a time: points (B, n, 3), the same at every call, and labels (B,)."""
         clouds, labels = self._data().points[split], self._data().labels[split]
-        for draw in range(draws):
-            generator = torch.Generator().manual_seed(draw)
-            for items in torch.arange(len(labels)).split(CLOUDS):
-                # All points are drawn and then some are left out: more points extend fewer.
-                positions = sets.drawn(len(items), clouds.shape[1], points, generator)
-                yield clouds[items.unsqueeze(1), positions], labels[items]
+        generator = torch.Generator().manual_seed(0)
+        for items in torch.arange(len(labels)).split(CLOUDS):
+            # All points are drawn and then some are left out: more points extend fewer.
+            positions = sets.drawn(len(items), clouds.shape[1], points, generator)
+            yield clouds[items.unsqueeze(1), positions], labels[items]
 
     def _data(self) -> modelnet40.Clouds:
         return modelnet40.load(made_up=self.made_up)
@@ -190,38 +188,32 @@ def standardised(points: Tensor, first: int) -> Tensor:
 # ---- what recipes measure ----------------------------------------------------------------------
 
 
-def streamed_accuracy(
-    model: Classifier, task: PointClouds, chunk: int, steps: int, draws: int = 1
-) -> Metrics:
+def streamed_accuracy(model: Classifier, task: PointClouds, chunk: int, steps: int) -> Metrics:
     """Accuracy on the test split after 1, 2, ... `steps` chunks of points of the same clouds.
+
+    Beside it, how far streamed encodings of some clouds are from those of whole clouds.
 
     Args:
         model: trained, in eval mode.
         task: that it was trained for.
         chunk: points in a chunk; the first one decides how clouds are standardised.
         steps: how many chunks.
-        draws: how often points are drawn, over which the accuracy is averaged.
     """
     found = task.accuracy_of(
         model,
         lambda points: sets.streamed(model.encoder, sets.chunked(points, chunk, steps)),
         points=chunk * steps,
         first=chunk,
-        draws=draws,
     )
-    return {"points": [float(chunk * step) for step in range(1, steps + 1)], "accuracy": found}
-
-
-def accuracy(model: Classifier, task: PointClouds, points: int, draws: int = 1) -> Metrics:
-    """Accuracy on the test split, of whole clouds of so many points."""
-    (found,) = task.accuracy_of(model, lambda clouds: [model.encoder(clouds)], points, draws=draws)
-    return {"accuracy": found}
+    seen = [float(chunk * step) for step in range(1, steps + 1)]
+    error = consistency_error(model, task, chunk, steps)
+    return {"points": seen, "accuracy": found, "consistency error": error}
 
 
 @torch.no_grad()
-def consistency_error(model: Classifier, task: PointClouds, chunk: int, steps: int) -> Metrics:
+def consistency_error(model: Classifier, task: PointClouds, chunk: int, steps: int) -> float:
     """The relative difference between streamed and whole encodings of some test clouds."""
     points, _ = next(task.blocks("test", chunk * steps))
     points = standardised(points, chunk).to(next(model.parameters()).device)
     chunks = sets.chunked(points, chunk, steps)
-    return {"consistency_error": sets.consistency_error(model.encoder, chunks)}
+    return sets.consistency_error(model.encoder, chunks)

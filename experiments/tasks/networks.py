@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from itertools import pairwise
 
 from torch import nn
+
+
+class Activation(StrEnum):
+    """What follows a linear layer."""
+
+    TANH = "tanh"
+    RELU = "relu"
+
+    def module(self) -> nn.Module:
+        """The module for it."""
+        return {"tanh": nn.Tanh, "relu": nn.ReLU}[self.value]()
 
 
 def linears(*widths: int) -> nn.Sequential:

@@ -312,26 +312,23 @@ def colours_of(pixels: Tensor) -> Tensor:
 # ---- what recipes measure ----------------------------------------------------------------------
 
 
-def streamed_nll(
-    model: NeuralProcess,
-    task: Reconstruction,
-    chunk: int,
-    steps: int,
-    encodings: Callable[[setfold.SetEncoder, Sequence[Tensor]], Iterable[Tensor]] = sets.streamed,
-) -> Metrics:
+def streamed_nll(model: NeuralProcess, task: Reconstruction, chunk: int, steps: int) -> Metrics:
     """NLL on the test split after 1, 2, ... `steps` chunks of new pixels.
+
+    Beside it, how far streamed encodings of some images are from those of whole sets.
 
     Args:
         model: trained, in eval mode.
         task: that it was trained for.
         chunk: pixels in a chunk.
         steps: how many chunks.
-        encodings: `sets.streamed` for exact ones, `sets.averaged` for the naive average over chunks.
     """
     found = task.nll_of(
-        model, lambda pixels: encodings(model.encoder, sets.chunked(pixels, chunk, steps))
+        model, lambda pixels: sets.streamed(model.encoder, sets.chunked(pixels, chunk, steps))
     )
-    return {"pixels": [float(chunk * step) for step in range(1, steps + 1)], "nll": found}
+    seen = [float(chunk * step) for step in range(1, steps + 1)]
+    error = consistency_error(model, task, chunk, steps)
+    return {"pixels": seen, "nll": found, "consistency error": error}
 
 
 def chunk_and_average_nll(
@@ -358,10 +355,8 @@ def chunk_and_average_nll(
 
 
 @torch.no_grad()
-def consistency_error(
-    model: NeuralProcess, task: Reconstruction, chunk: int, steps: int
-) -> Metrics:
+def consistency_error(model: NeuralProcess, task: Reconstruction, chunk: int, steps: int) -> float:
     """The relative difference between streamed and whole encodings of some test images."""
     pixels = next(task.blocks("test")).pixels
     chunks = sets.chunked(pixels.to(next(model.parameters()).device), chunk, steps)
-    return {"consistency_error": sets.consistency_error(model.encoder, chunks)}
+    return sets.consistency_error(model.encoder, chunks)

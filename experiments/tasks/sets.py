@@ -50,13 +50,6 @@ def streamed(encoder: setfold.SetEncoder, chunks: Sequence[Tensor]) -> Iterator[
         yield encoder.readout(state)
 
 
-def averaged(encoder: setfold.SetEncoder, chunks: Sequence[Tensor]) -> Iterator[Tensor]:
-    """Averages, after each chunk, of encodings of chunks as if each were a set: the naive way."""
-    naive = setfold.ChunkAverage(encoder, chunks[0].shape[1])
-    for seen in range(1, len(chunks) + 1):
-        yield naive(torch.cat(list(chunks[:seen]), 1))
-
-
 def consistency_error(encoder: setfold.SetEncoder, chunks: Sequence[Tensor]) -> float:
     """The largest difference of streamed and whole encoding, relative to the largest number."""
     *_, last = streamed(encoder, chunks)

@@ -52,6 +52,7 @@ def test_list_tells_what_there_is(run, tmp_path):
     records.write(RECORD, tmp_path / "results" / "records")
     code, output, _ = run("list")
     assert code == 0
+    assert "records in results/records" in output
     rows = [line.split("│") for line in output.splitlines() if "│" in line]
     assert [[cell.strip() for cell in row[1:-1]] for row in rows] == [
         ["1", "tiny", "A tiny recipe", "0", "1"],
@@ -64,7 +65,10 @@ def test_run_leaves_records(run, tmp_path):
     assert code == 0
     assert "[1 of 5] tiny: slow, power 1, seed 0" in output
     folder = tmp_path / "out" / "experiments" / "records" / "smoke"
-    assert f"records: {folder.relative_to(tmp_path)}" in output
+    assert output.endswith(
+        "records: out/experiments/records/smoke\npython -m experiments report --records "
+        "out/experiments/records/smoke --size smoke --out out/experiments/report\n"
+    )
     assert {record.seed for record in records.read(folder, "tiny")} == {0}
     code, output, _ = run("run", "tiny", "--size", "smoke")
     assert (code, "of 5]" in output) == (0, False)
@@ -91,9 +95,10 @@ def test_an_unknown_recipe_is_an_error_that_names_near_ones(run, name, hint):
 
 def test_failures_are_told_at_the_end(run, monkeypatch):
     monkeypatch.setattr("experiments.running.run", lambda *_, **__: ["tiny: no luck"])
-    code, _, errors = run("run", "tiny")
+    code, output, errors = run("run", "tiny")
     assert code == 1
     assert "failed: tiny: no luck" in errors
+    assert output == ""  # nothing is recorded, so there is nothing to report
 
 
 def test_an_interruption_says_how_to_go_on(run, monkeypatch):
@@ -125,6 +130,15 @@ def test_report_writes_what_the_recipes_say(run, monkeypatch, tmp_path):
     code, output, _ = run("report", "--out", "there")
     assert (code, output) == (0, "there/RESULTS.md\n")
     assert calls == [(["tiny", "small"], "results/records", "there", "small")]
+
+
+@pytest.mark.parametrize("options", [["--records", "nowhere"], ["--size", "paper"]], ids=str)
+def test_a_report_of_nothing_is_an_error(run, tmp_path, options):
+    records.write(RECORD, tmp_path / "results" / "records")
+    code, output, errors = run("report", "--out", "there", *options)
+    assert (code, output) == (1, "")
+    assert errors.startswith("experiments: there is nothing to report")
+    assert not (tmp_path / "there").exists()
 
 
 @pytest.fixture
@@ -164,6 +178,18 @@ def test_wrong_preparations_are_errors(run, data, arguments, message):
 
 def test_prepare_tells_what_to_download(run, data):
     assert run("prepare", "mnist")[:2] == (0, "Download it.\n")
+
+
+def test_prepare_lists_what_there_is(run, data):
+    code, output, _ = run("prepare")
+    assert code == 0
+    assert "mnist: Download it.\n" in output
+    assert [text.split(":")[0] for text in output.split("\n\n")] == [
+        "modelnet40",
+        "celeba",
+        "mnist",
+        "tiny_imagenet",
+    ]
 
 
 def test_recipes_are_found_in_the_order_of_their_numbers():

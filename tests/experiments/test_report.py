@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import setfold
 from experiments import records, report, style
 from experiments.recipe import Recipe, Run, Size
 from experiments.records import Record
@@ -63,7 +64,7 @@ CLOUDS = Recipe(
     title="Clouds | points",
     claim="SSE wins at 0.9. Deep Sets\nloses.",
     runs=lambda size, seed: [
-        Run(one.method, None, dict, one.settings) for one in RECORDS if one.seed == seed
+        Run(one.method, one.training, dict, one.settings) for one in RECORDS if one.seed == seed
     ],
     section=section,
     headline=headline,
@@ -150,8 +151,8 @@ def test_the_page_has_all_that_a_recipe_says():
         "Taller is better.",
         "**Holds? Only with slots apart.** SSE wins here, too.",
         "180 epochs of 200.",
-        "runs 6; seeds 2; epochs 20; batch 64; rate 0.001; parameters 1,234; "
-        "median time of a run 30 s.",
+        "runs 6; seeds 2; epochs 20; batch 64; rate 0.001. ",
+        "| Deep Sets | 1,234 | 30 s |",
         "`python -m experiments run clouds --size small`",
         "Not run yet: `python -m experiments run digits --size small`",
     ):
@@ -199,9 +200,19 @@ def test_what_is_written_is_the_same_each_time(tmp_path: Path):
 def test_only_seeds_that_are_complete_count():
     other = record("SSE, slots apart", 200, 0, 0.9, size="smoke")
     stranger = record("a method that is gone", 200, 1, 0.9)
+    retuned = dataclasses.replace(RECORDS[0], training={**RECORDS[0].training, "epochs": 5})
     missing = [one for one in RECORDS if (one.seed, one.method) != (0, "Deep Sets")]
     found = report.complete(CLOUDS, [*missing, other, stranger], Size.SMALL)
     assert found == [one for one in RECORDS if one.seed == 1]
+    assert report.complete(CLOUDS, [retuned, *RECORDS[1:]], Size.SMALL) == [
+        one for one in RECORDS if one.seed == 0
+    ]
     assert report.complete(CLOUDS, [*RECORDS, other, stranger], Size.SMALL) == sorted(
         RECORDS, key=lambda one: one.seed
     )
+
+
+def test_nothing_is_written_if_no_record_counts(tmp_path: Path):
+    with pytest.raises(setfold.InputError, match="nothing to report"):
+        report.write([CLOUDS], tmp_path / "typo", tmp_path)
+    assert not list(tmp_path.iterdir())

@@ -49,6 +49,8 @@ def test_recipes_that_were_run_say_what_was_found(committed):
         module = import_module(f"experiments.recipes.{found.name}")
         recipe = getattr(module, "RECIPE", None)
         if recipe is not None and committed[recipe.name]:
-            headline = " ".join(recipe.headline(committed[recipe.name]).split())
+            counting = report.complete(recipe, committed[recipe.name], Size.SMALL)
+            assert counting, f"{module.__name__}: records of other settings than it has now"
+            headline = " ".join(recipe.headline(counting).split())
             assert headline in " ".join((module.__doc__ or "").split()), module.__name__
             assert recipe.holds != "open", f"{module.__name__}: does the claim hold?"

@@ -13,6 +13,7 @@ from rich.console import Console
 from experiments import records, running, training
 from experiments.recipe import Run, Size, Training
 from experiments.running import Options
+from setfold import FileError
 from tests.experiments.tiny import Line, as_torchrun, fork, quiet, recipe
 
 
@@ -115,6 +116,46 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path):
     assert "tiny: bad, seed 0: the loss is inf at step 0" in failure
     assert "failed: the loss is inf" in text.getvalue()
     assert len(read(tmp_path)) == 5
+
+
+def test_an_error_that_stops_many_runs_is_told_once(tmp_path):
+    def missing(model):
+        raise FileError("the data is missing:\ndownload it.")
+
+    def runs(size, seed):
+        whole, *others, last = recipe().runs(size, seed)
+        return [whole, *(replace(other, measure=missing) for other in others), last]
+
+    text = io.StringIO()
+    failures = run(tmp_path, replace(recipe(), runs=runs), seeds=[0, 1], console=Console(file=text))
+    assert failures == [
+        "6 runs, the first tiny: slow, power 2, seed 0: the data is missing:\ndownload it."
+    ]
+    assert text.getvalue().count("download it.") == 1
+    assert text.getvalue().count("failed: as tiny: slow, power 2, seed 0\n") == 5
+    assert "[10 of 10] tiny: count, seed 1" in text.getvalue()
+    assert len(read(tmp_path)) == 4
+
+
+def test_records_tell_in_what_circumstances_the_training_was_made(tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "commit", lambda: "abc")
+    assert as_torchrun(lambda: run(tmp_path)) == [0, 0]
+    monkeypatch.setattr(records, "commit", lambda: "def")
+    run(tmp_path, again=True)
+    found = {
+        record.method: (
+            record.commit,
+            record.machine["processes"],
+            record.command.split(" run ")[0],
+        )
+        for record in read(tmp_path)
+    }
+    trained = ("abc", 2, "torchrun --nproc-per-node 2 -m experiments")
+    assert found == {
+        "slow": trained,
+        "quick": trained,
+        "count": ("def", 1, "python -m experiments"),
+    }
 
 
 def test_interrupted_runs_go_on(tmp_path):

@@ -60,16 +60,6 @@ def test_streamed_encodings_are_those_of_what_was_seen(encoder):
 
 
 @torch.no_grad()
-def test_averages_are_over_chunks_and_inconsistent():
-    encoder, whole = setfold.SetTransformer(3, 8, num_heads=2).double().eval(), elements()
-    chunks = sets.chunked(whole, 10, 4)
-    for step, found in enumerate(sets.averaged(encoder, chunks), start=1):
-        expected = torch.stack([encoder(chunk) for chunk in chunks[:step]]).mean(0)
-        assert_close(found, expected)
-    assert not torch.allclose(found, encoder(whole), rtol=1e-3)
-
-
-@torch.no_grad()
 def test_an_error_is_relative_to_the_encoding():
     class Forgetful(setfold.Pool):
         """Whose states miss a tenth of what they see."""

@@ -1,10 +1,6 @@
 from __future__ import annotations
 
-import csv
 import io
-import os
-import random
-import signal
 import threading
 import time
 from dataclasses import dataclass, replace
@@ -12,25 +8,15 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from rich.console import Console
-from torch import nn
 
-from experiments import checkpoints, training
+from experiments import training
 from experiments.locks import hold
-from experiments.progress import Display
 from experiments.recipe import Cosine, Schedule, Training
 from experiments.training import BusyError, DivergedError, Draw, seed_for, train
-from setfold import InputError, files
-from tests.experiments.tiny import Line, Noise, as_torchrun, fork, quiet
+from setfold import InputError
+from tests.experiments.tiny import Line, Noise, as_torchrun, checkpoint, fit, interrupt_at
 
 CONSTANT = Schedule(())
-
-
-def fit(wanted, out, **options):
-    return train(wanted, out=out, device="cpu", console=quiet(), **options)
-
-
-def checkpoint(folder):
-    return folder / checkpoints.NAME
 
 
 def by_hand(wanted, steps):
@@ -44,10 +30,7 @@ def by_hand(wanted, steps):
         if wanted.clip is not None:
             gradient = gradient * min(1.0, wanted.clip / gradient.norm().item())
         rate = wanted.rate * wanted.schedule.at(step / steps)
-        if wanted.decoupled:
-            weight = weight * (1 - rate * wanted.weight_decay)
-        else:
-            gradient = gradient + wanted.weight_decay * weight
+        gradient = gradient + wanted.weight_decay * weight
         first = 0.9 * first + 0.1 * gradient
         second = 0.999 * second + 0.001 * gradient**2
         scale = (second / (1 - 0.999 ** (step + 1))).sqrt() + 1e-8
@@ -65,7 +48,7 @@ def by_hand(wanted, steps):
         {"schedule": Schedule((0.5,), 0.1)},
         {"schedule": Cosine(0.3)},
         {"clip": 0.5},
-        {"decoupled": True, "weight_decay": 0.1},
+        {"weight_decay": 0.1},
         {"weight_decay": 0.0, "seed": 3},
     ],
     ids=str,
@@ -117,6 +100,46 @@ def test_random_numbers_follow_from_seed_use_and_step():
     assert len(seeds) == len(Draw) * 15
     assert all(0 <= seed < 2**63 for seed in seeds)
     assert seed_for(Draw.STEP, 1, 11) != seed_for(Draw.STEP, 11, 1)
+
+
+def test_random_numbers_stay_what_they_were():
+    # Those of `printf "step 3 7 0" | b2sum --length 64` without the last bit: records rest on them.
+    assert seed_for(Draw.STEP, 3, 7, 0) == 8_126_708_866_934_793_926
+    assert seed_for(Draw.ORDER, 3, 2) == 8_080_282_621_237_166_892
+    assert seed_for(Draw.WEIGHTS, 3) == 3_571_154_336_011_000_892
+
+
+@dataclass(frozen=True)
+class Seeded(Line):
+    """Notes what each step and validation was seeded with."""
+
+    def batch(self, items):
+        SEEDS.append(torch.initial_seed())
+        return super().batch(items)
+
+    def evaluate(self, model, split):
+        SEEDS.append(torch.initial_seed())
+        return super().evaluate(model, split)
+
+
+SEEDS: list[int] = []
+
+
+def test_a_training_draws_by_its_seed_and_not_what_the_one_it_begins_with_drew(tmp_path):
+    def drawn(wanted):
+        SEEDS.clear()
+        fit(wanted, tmp_path)
+        return list(SEEDS)
+
+    first = Training(Seeded(), 2, 24, seed=3, validations=1)
+    steps = [seed_for(Draw.STEP, 3, step, 0) for step in range(2)]
+    assert drawn(first) == [*steps, seed_for(Draw.VALIDATION, 3)]
+    second = replace(first, start=first)
+    third = replace(first, start=second)
+    other = replace(third, seed=4)
+    stages = [drawn(first), drawn(second), drawn(third), drawn(other)]
+    assert [len(seeds) for seeds in stages] == [0, 3, 3, 3]  # the first was made before
+    assert len({*steps, *stages[1], *stages[2], *stages[3]}) == 2 + 9
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda", "mps"])
@@ -250,142 +273,6 @@ def test_nothing_to_train_is_an_error(tmp_path, wanted):
         fit(wanted, tmp_path)
 
 
-# ---- stopped and resumed -------------------------------------------------------------------
-
-
-def content(folder):
-    """All that a finished training leaves, but for how long it took."""
-    _, tensors, description = files.read(checkpoint(folder))
-    description["standing"].pop("seconds")
-    texts = [(folder / name).read_text() for name in ("settings.json", "history.csv")]
-    return {name: tensor.tolist() for name, tensor in tensors.items()}, description, *texts
-
-
-def test_killed_at_any_moment_it_ends_with_the_same_bits(tmp_path, monkeypatch):
-    wanted = Training(Noise(), 12, 8, validations=4, clip=1.0)
-    whole = fit(wanted, tmp_path / "whole")
-    monkeypatch.setattr(training, "SAVE_EVERY", 0.0)
-    monkeypatch.setattr(training, "LOOK_EVERY", 0.02)
-    kills = steps = 0
-    while kills < 5:
-        process = fork(lambda: fit(wanted, tmp_path / "parts"))
-        process.join(random.uniform(0.05, 0.4))
-        if process.exitcode == 0:
-            break
-        os.kill(process.pid, signal.SIGKILL)
-        process.join()
-        kills += 1
-        found = list(tmp_path.glob("parts/trainings/*/" + checkpoints.NAME))
-        if found:
-            reached = files.read(found[0])[2]["standing"]["step"]
-            assert reached >= steps
-            steps = reached
-    assert kills > 0
-    parts = fit(wanted, tmp_path / "parts")
-    assert content(parts.folder) == content(whole.folder)
-    assert parts.history == whole.history
-    for mine, theirs in zip(
-        parts.model.state_dict().values(), whole.model.state_dict().values(), strict=True
-    ):
-        assert torch.equal(mine, theirs)
-
-
-def interrupt_at(monkeypatch, step):
-    """Stop trainings before a step, with a checkpoint after each that they do."""
-    monkeypatch.setattr(training, "SAVE_EVERY", 0.0)
-    monkeypatch.setattr(training, "LOOK_EVERY", 0.0)
-    original = training._Fit._step
-
-    def interrupted(self, batch):
-        if self.standing.step == step:
-            raise KeyboardInterrupt
-        original(self, batch)
-
-    monkeypatch.setattr(training._Fit, "_step", interrupted)
-
-
-@pytest.mark.parametrize("step", [1, 6, 7, 13])
-def test_interrupted_at_a_step_it_ends_with_the_same_bits(tmp_path, monkeypatch, step):
-    wanted = Training(Noise(), 2, 8, validations=2)
-    whole = fit(wanted, tmp_path / "whole")
-    with monkeypatch.context() as patch:
-        interrupt_at(patch, step)
-        with pytest.raises(KeyboardInterrupt):
-            fit(wanted, tmp_path / "parts")
-    parts = fit(wanted, tmp_path / "parts")
-    assert content(parts.folder) == content(whole.folder)
-
-
-def test_another_seed_is_another_training(tmp_path):
-    first, second = (fit(Training(Noise(), 1, 8, seed=seed), tmp_path) for seed in (0, 1))
-    assert first.folder != second.folder
-    assert content(first.folder)[0] != content(second.folder)[0]
-
-
-def test_finished_trainings_are_found(tmp_path, monkeypatch):
-    wanted = Training(Line(), 3, 8, validations=3)
-    first = fit(wanted, tmp_path)
-    monkeypatch.setattr(Line, "loss", None)
-    again = fit(wanted, tmp_path)
-    assert torch.equal(first.model.weight, again.model.weight)
-    assert (first.history, first.seconds) == (again.history, again.seconds)
-    assert not again.model.training
-    assert first.folder.name == f"line-{wanted.key}"
-    assert first.folder.parent == tmp_path / "trainings"
-
-
-def test_checkpoints_of_finished_trainings_are_small(tmp_path):
-    folder = fit(Training(Line(), 3, 8), tmp_path).folder
-    assert set(files.read(checkpoint(folder))[1]) == {"best/weight"}
-
-
-def damage_truncated(path, other):
-    path.write_bytes(path.read_bytes()[:-5])
-
-
-def damage_bit(path, other):
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-
-
-def damage_foreign(path, other):
-    path.write_bytes(checkpoint(other).read_bytes())
-
-
-def damage_nonsense(path, other):
-    path.write_bytes(b"nonsense")
-
-
-@pytest.mark.parametrize(
-    ("damage", "reason"),
-    [
-        (damage_truncated, "truncated"),
-        (damage_bit, "checksum"),
-        (damage_foreign, "other settings"),
-        (damage_nonsense, "safetensors"),
-    ],
-)
-def test_damaged_checkpoints_are_put_aside(tmp_path, damage, reason):
-    wanted = Training(Line(), 3, 8)
-    good = fit(wanted, tmp_path)
-    other = fit(replace(wanted, seed=1), tmp_path).folder
-    damage(checkpoint(good.folder), other)
-    bad = checkpoint(good.folder).read_bytes()
-    with pytest.warns(UserWarning, match=rf"{reason}[\s\S]*begins anew"):
-        again = fit(wanted, tmp_path)
-    assert torch.equal(good.model.weight, again.model.weight)
-    assert [aside.read_bytes() for aside in good.folder.glob("*.aside-*")] == [bad]
-
-
-def test_weights_of_a_model_that_has_changed_are_put_aside(tmp_path, monkeypatch):
-    wanted = Training(Line(), 1, 8)
-    fit(wanted, tmp_path)
-    monkeypatch.setattr(Line, "build", lambda self: nn.Linear(3, 1, bias=True))
-    with pytest.warns(UserWarning, match="do not fit the model"):
-        assert fit(wanted, tmp_path).model.bias is not None
-
-
 # ---- several processes ---------------------------------------------------------------------
 
 
@@ -421,38 +308,6 @@ def test_processes_train_as_one(tmp_path):
     assert together.history["error"] == pytest.approx(alone.history["error"])
 
 
-# ---- what it tells -------------------------------------------------------------------------
-
-
-def test_the_history_is_written_as_csv_and_for_tensorboard(tmp_path):
-    trained = fit(Training(Line(), 4, 8, validations=4), tmp_path)
-    with (trained.folder / "history.csv").open() as file:
-        rows = [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
-    assert {name: [row[name] for row in rows] for name in rows[0]} == trained.history
-    assert len(list((trained.folder / "tensorboard").glob("events*"))) == 1
-
-
-def test_lines_are_printed_where_there_is_no_terminal(monkeypatch):
-    monkeypatch.setattr("experiments.progress.FIRST_LINE", 0.0)
-    text = io.StringIO()
-    with Display(Console(file=text), 10, done=4.0) as display:
-        display.started -= 30
-        display.show(6.0, {"loss": 0.5, "error": 0.25})
-        display.show(7.0, {"loss": 0.4})  # too soon after the first
-    # 30 seconds for two epochs, four are left
-    assert text.getvalue() == "epoch 6.0 of 10  loss 0.5  error 0.25  about 60 s left\n"
-
-
-def test_a_terminal_has_a_bar(monkeypatch):
-    text = io.StringIO()
-    console = Console(file=text, force_terminal=True, width=120)
-    with Display(console, 10, done=0.0) as display:
-        display.show(6.0, {"loss": 0.5})
-        display.bar.refresh()
-    assert "epoch 6.0 of 10" in text.getvalue()
-    assert "loss 0.5" in text.getvalue()
-
-
 # ---- what it runs on -----------------------------------------------------------------------
 
 
@@ -465,6 +320,16 @@ def test_mixed_precision_rounds_products_but_not_inputs(tmp_path):
     )
     assert mixed != full
     assert mixed == pytest.approx(full, rel=0.05)
+
+
+def test_precisions_do_not_share_weights(tmp_path):
+    wanted = Training(Line(), 2, 24, start=Training(Line(), 1, 24))
+    full, mixed = (
+        fit(wanted, tmp_path, precision=precision) for precision in ("32-true", "bf16-mixed")
+    )
+    assert mixed.folder.name == f"{full.folder.name}-bf16-mixed"
+    assert not torch.equal(full.model.weight, mixed.model.weight)
+    assert len(list((tmp_path / "trainings").iterdir())) == 4  # nor those they begin with
 
 
 @pytest.mark.parametrize("options", [{"device": "abacus"}, {"precision": "8-true"}], ids=str)

@@ -15,11 +15,35 @@ from rich.console import Console
 from torch import nn
 
 import setfold
+from experiments import checkpoints, training
 from experiments.recipe import Recipe, Run, Size, Task, Training
+from experiments.training import train
 
 
 def quiet():
     return Console(quiet=True)
+
+
+def fit(wanted, out, **options):
+    return train(wanted, out=out, device="cpu", console=quiet(), **options)
+
+
+def checkpoint(folder):
+    return folder / checkpoints.NAME
+
+
+def interrupt_at(monkeypatch, step):
+    """Stop trainings before a step, with a checkpoint after each that they do."""
+    monkeypatch.setattr(training, "SAVE_EVERY", 0.0)
+    monkeypatch.setattr(training, "LOOK_EVERY", 0.0)
+    original = training._Fit._step
+
+    def interrupted(self, batch):
+        if self.standing.step == step:
+            raise KeyboardInterrupt
+        original(self, batch)
+
+    monkeypatch.setattr(training._Fit, "_step", interrupted)
 
 
 @dataclass(frozen=True)

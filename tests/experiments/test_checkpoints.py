@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import os
+import random
+import signal
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+from torch import nn
+
+from experiments import checkpoints, records, training
+from experiments.recipe import Training
+from setfold import files
+from tests.experiments.tiny import Line, Noise, as_torchrun, checkpoint, fit, fork, interrupt_at
+
+
+def content(folder):
+    """All that a finished training leaves, but for how long it took and with how many threads."""
+    _, tensors, description = files.read(checkpoint(folder))
+    description["standing"].pop("seconds")
+    description["circumstances"]["machine"].pop("threads")
+    texts = [(folder / name).read_text() for name in ("settings.json", "history.csv")]
+    return {name: tensor.tolist() for name, tensor in tensors.items()}, description, *texts
+
+
+def test_killed_at_any_moment_it_ends_with_the_same_bits(tmp_path, monkeypatch):
+    wanted = Training(Noise(), 12, 8, validations=4, clip=1.0)
+    whole = fit(wanted, tmp_path / "whole")
+    monkeypatch.setattr(training, "SAVE_EVERY", 0.0)
+    monkeypatch.setattr(training, "LOOK_EVERY", 0.02)
+    kills = steps = 0
+    while kills < 5:
+        process = fork(lambda: fit(wanted, tmp_path / "parts"))
+        process.join(random.uniform(0.05, 0.4))
+        if process.exitcode == 0:
+            break
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        kills += 1
+        found = list(tmp_path.glob("parts/trainings/*/" + checkpoints.NAME))
+        if found:
+            reached = files.read(found[0])[2]["standing"]["step"]
+            assert reached >= steps
+            steps = reached
+    assert kills > 0
+    parts = fit(wanted, tmp_path / "parts")
+    assert content(parts.folder) == content(whole.folder)
+    assert parts.history == whole.history
+    for mine, theirs in zip(
+        parts.model.state_dict().values(), whole.model.state_dict().values(), strict=True
+    ):
+        assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("step", [1, 6, 7, 13])
+def test_interrupted_at_a_step_it_ends_with_the_same_bits(tmp_path, monkeypatch, step):
+    wanted = Training(Noise(), 2, 8, validations=2)
+    whole = fit(wanted, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, step)
+        with pytest.raises(KeyboardInterrupt):
+            fit(wanted, tmp_path / "parts")
+    parts = fit(wanted, tmp_path / "parts")
+    assert content(parts.folder) == content(whole.folder)
+
+
+def test_another_seed_is_another_training(tmp_path):
+    first, second = (fit(Training(Noise(), 1, 8, seed=seed), tmp_path) for seed in (0, 1))
+    assert first.folder != second.folder
+    assert content(first.folder)[0] != content(second.folder)[0]
+
+
+def test_finished_trainings_are_found(tmp_path, monkeypatch):
+    wanted = Training(Line(), 3, 8, validations=3)
+    first = fit(wanted, tmp_path)
+    monkeypatch.setattr(Line, "loss", None)
+    again = fit(wanted, tmp_path)
+    assert torch.equal(first.model.weight, again.model.weight)
+    assert (first.history, first.seconds) == (again.history, again.seconds)
+    assert not again.model.training
+    assert first.folder.name == f"line-{wanted.key}"
+    assert first.folder.parent == tmp_path / "trainings"
+
+
+def test_checkpoints_of_finished_trainings_are_small(tmp_path):
+    folder = fit(Training(Line(), 3, 8), tmp_path).folder
+    assert set(files.read(checkpoint(folder))[1]) == {"best/weight"}
+
+
+# ---- in what circumstances -----------------------------------------------------------------
+
+
+def by_commit(monkeypatch, commit):
+    """Let the code be that of a commit."""
+    monkeypatch.setattr(records, "commit", lambda: commit)
+
+
+def test_checkpoints_tell_in_what_circumstances_they_came_about(tmp_path, monkeypatch):
+    by_commit(monkeypatch, "abc")
+    trained = fit(Training(Line(), 1, 8), tmp_path, precision="bf16-mixed")
+    description = files.read(checkpoint(trained.folder))[2]
+    assert set(description) == {"settings", "circumstances", "standing"}
+    assert description["circumstances"] == {
+        "commit": "abc",
+        "versions": records.versions(),
+        "machine": {
+            **records.cpu(),
+            "device": "cpu",
+            "precision": "bf16-mixed",
+            "threads": torch.get_num_threads(),
+            "processes": 1,
+        },
+    }
+    assert asdict(trained.circumstances) == description["circumstances"]
+
+
+def test_finished_trainings_keep_their_circumstances(tmp_path, monkeypatch):
+    wanted = Training(Line(), 1, 8)
+    by_commit(monkeypatch, "abc")
+    assert as_torchrun(fit, wanted, tmp_path) == [0, 0]
+    by_commit(monkeypatch, "def")
+    found = fit(wanted, tmp_path).circumstances
+    assert (found.commit, found.machine["processes"]) == ("abc", 2)
+
+
+def test_trainings_name_all_code_that_was_at_them(tmp_path, monkeypatch):
+    wanted = Training(Line(), 1, 8)
+    for commit, step in (("abc", 1), ("abc", 1), ("def", 2), ("ghi", 2)):
+        with monkeypatch.context() as patch:
+            by_commit(patch, commit)
+            interrupt_at(patch, step)
+            with pytest.raises(KeyboardInterrupt):
+                fit(wanted, tmp_path)
+    by_commit(monkeypatch, "abc")  # "ghi" did not do a step
+    assert fit(wanted, tmp_path).circumstances.commit == "abc, def"
+    by_commit(monkeypatch, "jkl")
+    tuned = replace(wanted, start=wanted)
+    assert fit(tuned, tmp_path).circumstances.commit == "abc, def, jkl"
+
+
+def test_checkpoints_of_other_versions_are_put_aside(tmp_path):
+    wanted = Training(Line(), 1, 8)
+    path = checkpoint(fit(wanted, tmp_path).folder)
+    kind, tensors, description = files.read(path)
+    del description["circumstances"]
+    files.write(path, kind, tensors, description)
+    with pytest.warns(UserWarning, match="another version of this code"):
+        fit(wanted, tmp_path)
+
+
+# ---- damaged -------------------------------------------------------------------------------
+
+
+def damage_truncated(path, other):
+    path.write_bytes(path.read_bytes()[:-5])
+
+
+def damage_bit(path, other):
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def damage_foreign(path, other):
+    path.write_bytes(checkpoint(other).read_bytes())
+
+
+def damage_nonsense(path, other):
+    path.write_bytes(b"nonsense")
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (damage_truncated, "truncated"),
+        (damage_bit, "checksum"),
+        (damage_foreign, "other settings"),
+        (damage_nonsense, "safetensors"),
+    ],
+)
+def test_damaged_checkpoints_are_put_aside(tmp_path, damage, reason):
+    wanted = Training(Line(), 3, 8)
+    good = fit(wanted, tmp_path)
+    other = fit(replace(wanted, seed=1), tmp_path).folder
+    damage(checkpoint(good.folder), other)
+    bad = checkpoint(good.folder).read_bytes()
+    with pytest.warns(UserWarning, match=rf"{reason}[\s\S]*begins anew"):
+        again = fit(wanted, tmp_path)
+    assert torch.equal(good.model.weight, again.model.weight)
+    assert [aside.read_bytes() for aside in good.folder.glob("*.aside-*")] == [bad]
+
+
+def test_weights_of_a_model_that_has_changed_are_put_aside(tmp_path, monkeypatch):
+    wanted = Training(Line(), 1, 8)
+    fit(wanted, tmp_path)
+    monkeypatch.setattr(Line, "build", lambda self: nn.Linear(3, 1, bias=True))
+    with pytest.warns(UserWarning, match="do not fit the model"):
+        assert fit(wanted, tmp_path).model.bias is not None
