@@ -4,7 +4,8 @@
 
 Paper: the Set Transformer's NLL on CelebA gets worse when chunks are encoded one by one and averaged (a
 plot without numbers).
-Here: nothing is run yet.
+Here: averaging chunks of 5 pixels, against folding them: Deep Sets +0.000, Set Transformer +0.226,
+SSE, slots apart +0.227 in NLL.
 """
 
 from __future__ import annotations
@@ -84,8 +85,13 @@ RECIPE = Recipe(
     runs=runs,
     section=section,
     headline=headline,
-    holds="open",
-    verdict="",
+    holds="yes, and it need not be",
+    verdict="""The smaller the chunks, the worse a Set Transformer whose chunks are averaged; with chunks of a
+    quarter of the set little is lost, so the damage depends on the cut. Folded in two passes with
+    `setfold.fold`, the same weights give the same NLL for every cut: what the paper rules out is exact if
+    the chunks can be read again. Averaging is just as wrong for the Slot Set Encoder where its slots hold
+    weighted means: its states must be merged, as every row without the word averaged does. Only Deep
+    Sets with a mean may be averaged, because there averaging is merging.""",
     cut="As for image completion: 200 pixels of 32 x 32 images.",
     minutes=10,
 )

@@ -3,7 +3,8 @@
     python -m experiments run maximum --size small     # about 15 minutes on two cores
 
 Published mean absolute errors: rFF + mean 2.133, sum 1.902, max .1355, SAB + PMA .2085.
-Here: nothing is run yet.
+Here: SSE, slots apart 0.014, Deep Sets, max 0.014, Set Transformer 0.030, PMA 0.054, Deep Sets,
+sum 0.475, SSE, as printed 0.499, Deep Sets 1.530.
 """
 
 from __future__ import annotations
@@ -65,8 +66,13 @@ RECIPE = Recipe(
     runs=runs,
     section=section,
     headline=headline,
-    holds="open",
-    verdict="",
+    holds="the order does",
+    verdict="""Averages are worst, then sums, and a maximum over elements is far better, as published; all errors
+    are smaller than the published ones, for which numbers scaled to [0, 1] and a rate that falls to zero
+    are the likely reasons. Slots apart with g = max do as well as the maximum, which is the answer written
+    into the network: the difference between the two is within what seeds make. Attention comes close to
+    a maximum and never reaches it. As printed, with one slot and g = sum, the Slot Set Encoder is a sum,
+    and errs like one.""",
     cut="""3,000 batches of 128 sets. Numbers are divided by 100 before the network sees them, which the
     published runs may not do. The Set Transformer has ISABs, not SABs, so that it folds.""",
     minutes=15,
