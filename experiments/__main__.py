@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
 from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
@@ -14,7 +13,8 @@ import typer
 from rich.console import Console
 
 from experiments.recipe import Recipe, Size
-from setfold.errors import InputError, SetfoldError
+from setfold import cli
+from setfold.errors import InputError
 
 if TYPE_CHECKING:
     from experiments.data.store import DataSet
@@ -234,14 +234,8 @@ def _prepare(data: DataSet, source: Path, out: Path) -> Path:
 
 
 def main() -> None:
-    """Run the command line; errors are one line unless --debug is given."""
-    try:
-        app()
-    except (SetfoldError, OSError) as error:
-        if "--debug" in sys.argv:
-            raise
-        typer.echo(f"experiments: {error}", err=True)
-        sys.exit(FAILED)
+    """Run the command line."""
+    cli.run(app, "experiments", FAILED)
 
 
 if __name__ == "__main__":

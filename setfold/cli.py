@@ -201,14 +201,25 @@ def _model(name: str, allow: list[str]) -> nn.Module:
 
 
 def main() -> None:
-    """Run the command line; errors are one line unless --debug is given."""
+    """Run the command line."""
+    run(app, "setfold", USAGE)
+
+
+def run(commands: typer.Typer, name: str, failed: int) -> None:
+    """Run a command line whose errors are one line, unless --debug is given.
+
+    Args:
+        commands: what there is to run.
+        name: whose errors they are.
+        failed: the exit code for them.
+    """
     try:
-        app()
+        commands()
     except (SetfoldError, OSError) as error:
         if "--debug" in sys.argv:
             raise
-        typer.echo(f"setfold: {error}", err=True)
-        sys.exit(USAGE)
+        typer.echo(f"{name}: {error}", err=True)
+        sys.exit(failed)
 
 
 if __name__ == "__main__":

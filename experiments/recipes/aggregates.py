@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 from experiments import report, style
 from experiments.recipe import Recipe, Run, Size, Training
-from experiments.recipes.common import at, ranking, table_of, with_task
+from experiments.recipes.common import at, measured, ranking, table_of, with_task
 from experiments.recipes.settings import ABLATION, AS_PRINTED, NLL, SLOTS_APART
 from experiments.records import Record
 from experiments.report import Section
@@ -42,13 +41,7 @@ def runs(size: Size, seed: int) -> list[Run]:
     """Each kind of slots with each aggregate, tested on larger sets than it was trained on."""
     chunk, steps = CHUNKS[size]
     return [
-        Run(
-            method,
-            training,
-            partial(streamed_nll, task=training.task, chunk=chunk, steps=steps),
-            {"aggregate": aggregate},
-            seed,
-        )
+        measured(method, training, streamed_nll, {"aggregate": aggregate}, chunk=chunk, steps=steps)
         for aggregate in AGGREGATES
         for method, training in trainings(size, seed, aggregate).items()
     ]

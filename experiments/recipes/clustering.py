@@ -11,14 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from statistics import fmean
 
 from torch import nn
 
 from experiments import report, style
 from experiments.recipe import Metrics, Recipe, Run, Size
-from experiments.recipes.common import ranking, table_of, with_pools
+from experiments.recipes.common import measured, ranking, table_of, with_pools
 from experiments.recipes.settings import CLUSTER_POOLS, CLUSTERS
 from experiments.records import Record
 from experiments.report import Section
@@ -45,12 +44,7 @@ def runs(size: Size, seed: int) -> list[Run]:
     """Each method."""
     trainings = with_pools(replace(CLUSTERS[size], seed=seed), CLUSTER_POOLS)
     return [
-        Run(
-            method,
-            training,
-            partial(measure, task=training.task, sizes=SIZES[size]),
-            seed=seed,
-        )
+        measured(method, training, measure, sizes=SIZES[size])
         for method, training in trainings.items()
     ]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from experiments import report, style
 from experiments.pools import Pool
-from experiments.recipe import Run, Task, TaskT, Training
+from experiments.recipe import Metrics, Run, Task, TaskT, Training
 from experiments.report import Section
 
 Best = Callable[[Iterable[float]], float]
@@ -37,6 +37,18 @@ def tested(method: str, training: Training[Task], **settings: str | int | float)
     """A run that measures on the test split what was validated in training."""
     measure = partial(training.task.evaluate, split="test")
     return Run(method, training, measure, settings, training.seed)
+
+
+def measured(
+    method: str,
+    training: Training[TaskT],
+    measure: Callable[..., Metrics],
+    settings: Mapping[str, str | int | float] | None = None,
+    **arguments: Any,
+) -> Run:
+    """A run that measures something of its own: measure(model, task=..., **arguments)."""
+    bound = partial(measure, task=training.task, **arguments)
+    return Run(method, training, bound, settings or {}, training.seed)
 
 
 def table_of(
@@ -82,6 +94,21 @@ def ranking(values: Mapping[str, Sequence[float]], *, best: Best, digits: int = 
     means = {method: fmean(seeds) for method, seeds in values.items()}
     order = sorted(means, key=lambda method: means[method], reverse=best is max)
     return ", ".join(f"{method} {means[method]:z.{digits}f}" for method in order)
+
+
+def ends(
+    values: Mapping[str, Mapping[float, Sequence[float]]], unit: str, *, best: Best, digits: int = 3
+) -> str:
+    """The rankings at the first and at the last place of the curves.
+
+    >>> ends({"PMA": {100: [0.25], 200: [0.5]}}, " points", best=max, digits=2)
+    '100 points: PMA 0.25; 200 points: PMA 0.50'
+    """
+    places = sorted({x for line in values.values() for x in line})
+    return "; ".join(
+        f"{x:g}{unit}: {ranking(at(values, x), best=best, digits=digits)}"
+        for x in (places[0], places[-1])
+    )
 
 
 def at(

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -19,7 +18,7 @@ from torch import nn
 
 from experiments import report, style
 from experiments.recipe import Metrics, Recipe, Run, Size
-from experiments.recipes.common import at, curve_section, ranking, with_pools
+from experiments.recipes.common import curve_section, ends, measured, with_pools
 from experiments.recipes.settings import DIGIT_POOLS, DIGITS
 from experiments.records import Record
 from experiments.report import Section
@@ -45,12 +44,7 @@ def runs(size: Size, seed: int) -> list[Run]:
     """Each method, read at each size of the support sets."""
     trainings = with_pools(replace(DIGITS[size], seed=seed), DIGIT_POOLS)
     return [
-        Run(
-            method,
-            training,
-            partial(measure, task=training.task, supports=SUPPORTS[size], ways=(WAY,)),
-            seed=seed,
-        )
+        measured(method, training, measure, supports=SUPPORTS[size], ways=(WAY,))
         for method, training in trainings.items()
     ]
 
@@ -80,10 +74,7 @@ def section(records: Sequence[Record]) -> Section:
 def headline(records: Sequence[Record]) -> str:
     """The methods with one support and with all."""
     values = report.traces(records, accuracy_key(WAY), "supports")
-    seen = sorted({size for line in values.values() for size in line})
-    return "; ".join(
-        f"{x:g} supports: {ranking(at(values, x), best=max, digits=4)}" for x in (seen[0], seen[-1])
-    )
+    return ends(values, " supports", best=max, digits=4)
 
 
 RECIPE = Recipe(

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from statistics import fmean
 
 from torch import nn
@@ -19,7 +18,7 @@ from torch import nn
 from experiments import report, style
 from experiments.memory import cost_of_step
 from experiments.recipe import Metrics, Recipe, Run, Size, Task, Training
-from experiments.recipes.common import ranking, with_task
+from experiments.recipes.common import measured, ranking, with_task
 from experiments.recipes.settings import ABLATION, NLL
 from experiments.records import Record
 from experiments.report import Section
@@ -60,9 +59,7 @@ def runs(size: Size, seed: int) -> list[Run]:
     for method, gradient in shown.items():
         training = training_of(size, seed, gradient)
         large = with_task(training, side=side, context=pixels).task
-        found.append(
-            Run(method, training, partial(measure, task=training.task, large=large), seed=seed)
-        )
+        found.append(measured(method, training, measure, large=large))
     return found
 
 

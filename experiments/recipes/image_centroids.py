@@ -11,11 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 from experiments import report, style
 from experiments.recipe import Recipe, Run, Size
-from experiments.recipes.common import at, ranking, table_of, with_methods
+from experiments.recipes.common import ends, measured, table_of, with_methods
 from experiments.recipes.digit_centroids import centroids_picture, measure
 from experiments.recipes.settings import IMAGE_METHODS, IMAGES
 from experiments.records import Record
@@ -38,12 +37,7 @@ def runs(size: Size, seed: int) -> list[Run]:
     """Each method, with support sets of each size and each number of classes."""
     trainings = with_methods(replace(IMAGES[size], seed=seed), IMAGE_METHODS)
     return [
-        Run(
-            method,
-            training,
-            partial(measure, task=training.task, supports=SUPPORTS[size], ways=WAYS[size]),
-            seed=seed,
-        )
+        measured(method, training, measure, supports=SUPPORTS[size], ways=WAYS[size])
         for method, training in trainings.items()
     ]
 
@@ -82,12 +76,7 @@ def section(records: Sequence[Record]) -> Section:
 
 def headline(records: Sequence[Record]) -> str:
     """The methods with fewest and with most classes."""
-    values = against_way(records)
-    ways = sorted(next(iter(values.values())))
-    return "; ".join(
-        f"{way:g}-way: {ranking(at(values, way), best=max, digits=4)}"
-        for way in (ways[0], ways[-1])
-    )
+    return ends(against_way(records), "-way", best=max, digits=4)
 
 
 RECIPE = Recipe(

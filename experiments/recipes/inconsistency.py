@@ -12,13 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from statistics import fmean
 
 from experiments import report
 from experiments.pools import DeepSets, Pool, Transformer
 from experiments.recipe import Recipe, Run, Size
-from experiments.recipes.common import curve_section, with_pools
+from experiments.recipes.common import curve_section, measured, with_pools
 from experiments.recipes.settings import COMPLETION, NLL, SLOTS_APART
 from experiments.records import Record
 from experiments.report import Section
@@ -40,12 +39,7 @@ def runs(size: Size, seed: int) -> list[Run]:
     """Each method: its chunks averaged and folded, against the whole set."""
     trainings = with_pools(replace(COMPLETION[size], seed=seed), POOLS)
     return [
-        Run(
-            method,
-            training,
-            partial(chunk_and_average_nll, task=training.task, chunks=CHUNKS[size]),
-            seed=seed,
-        )
+        measured(method, training, chunk_and_average_nll, chunks=CHUNKS[size])
         for method, training in trainings.items()
     ]
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from experiments import report, style
 from experiments.recipe import Recipe, Run, Size, Training
-from experiments.recipes.common import at, ranking, table_of, tested, with_methods, with_task
+from experiments.recipes.common import at, ends, table_of, tested, with_methods, with_task
 from experiments.recipes.settings import (
     CLOUD_METHODS,
     CLOUDS,
@@ -92,11 +92,7 @@ def section(records: Sequence[Record]) -> Section:
 def headline(records: Sequence[Record]) -> str:
     """All methods with the fewest points and with most."""
     values = report.grid(records, "accuracy", "method", "points")
-    numbers = sorted({points for line in values.values() for points in line})
-    return "; ".join(
-        f"{points} points: {ranking(at(values, points), best=max, digits=4)}"
-        for points in (numbers[0], numbers[-1])
-    )
+    return ends(values, " points", best=max, digits=4)
 
 
 RECIPE = Recipe(

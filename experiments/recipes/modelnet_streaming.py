@@ -10,11 +10,10 @@ Here: nothing is run yet.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 from experiments import report
 from experiments.recipe import Recipe, Run, Size
-from experiments.recipes.common import at, curve_section, ranking
+from experiments.recipes.common import curve_section, ends, measured
 from experiments.recipes.modelnet import training_of
 from experiments.records import Record
 from experiments.report import Section
@@ -27,12 +26,7 @@ def runs(size: Size, seed: int) -> list[Run]:
     """Each method, read after each chunk."""
     chunk, steps = CHUNKS[size]
     return [
-        Run(
-            method,
-            training,
-            partial(streamed_accuracy, task=training.task, chunk=chunk, steps=steps),
-            seed=seed,
-        )
+        measured(method, training, streamed_accuracy, chunk=chunk, steps=steps)
         for method, training in training_of(size, seed).items()
     ]
 
@@ -45,11 +39,7 @@ def section(records: Sequence[Record]) -> Section:
 
 def headline(records: Sequence[Record]) -> str:
     """The methods after the first and after the last chunk."""
-    values = report.traces(records, "accuracy", "points")
-    seen = sorted({points for line in values.values() for points in line})
-    return "; ".join(
-        f"{x:g} points: {ranking(at(values, x), best=max, digits=4)}" for x in (seen[0], seen[-1])
-    )
+    return ends(report.traces(records, "accuracy", "points"), " points", best=max, digits=4)
 
 
 RECIPE = Recipe(

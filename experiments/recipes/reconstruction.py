@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from experiments import report
 from experiments.recipe import Recipe, Run, Size, Training
-from experiments.recipes.common import at, curve_section, ranking, tested, with_methods, with_task
+from experiments.recipes.common import curve_section, ends, tested, with_methods, with_task
 from experiments.recipes.settings import COMPLETION, COMPLETION_METHODS, NLL
 from experiments.records import Record
 from experiments.report import Section
@@ -58,9 +58,7 @@ def section(records: Sequence[Record]) -> Section:
 def headline(records: Sequence[Record]) -> str:
     """The methods at the smallest and the largest number of pixels."""
     values = report.grid(records, "nll", "method", "context")
-    contexts = sorted({context for line in values.values() for context in line})
-    told = [f"{x} pixels: {ranking(at(values, x), best=min)}" for x in (contexts[0], contexts[-1])]
-    return "; ".join(told)
+    return ends(values, " pixels", best=min)
 
 
 RECIPE = Recipe(

@@ -10,11 +10,10 @@ Here: nothing is run yet.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 from experiments import report
 from experiments.recipe import Recipe, Run, Size
-from experiments.recipes.common import at, curve_section, ranking
+from experiments.recipes.common import curve_section, ends, measured
 from experiments.recipes.reconstruction import largest
 from experiments.recipes.settings import NLL
 from experiments.records import Record
@@ -28,12 +27,7 @@ def streaming_runs(chunks: tuple[int, int], size: Size, seed: int) -> list[Run]:
     """Each method, read after each of some chunks: pixels in a chunk, and how many there are."""
     chunk, steps = chunks
     return [
-        Run(
-            method,
-            training,
-            partial(streamed_nll, task=training.task, chunk=chunk, steps=steps),
-            seed=seed,
-        )
+        measured(method, training, streamed_nll, chunk=chunk, steps=steps)
         for method, training in largest(size, seed).items()
     ]
 
@@ -45,10 +39,7 @@ def streaming_section(records: Sequence[Record]) -> Section:
 
 def streaming_headline(records: Sequence[Record]) -> str:
     """The methods after the first and after the last chunk."""
-    values = report.traces(records, "nll", "pixels")
-    seen = sorted({pixels for line in values.values() for pixels in line})
-    told = [f"{x:g} pixels: {ranking(at(values, x), best=min)}" for x in (seen[0], seen[-1])]
-    return "; ".join(told)
+    return ends(report.traces(records, "nll", "pixels"), " pixels", best=min)
 
 
 RECIPE = Recipe(
