@@ -94,6 +94,8 @@ def _leads_somewhere(file, target):
 
 
 def _anchors_of(file):
-    """The headings of a file, as links name them."""
-    headings = re.findall(r"^#+ +(.+)$", FENCED.sub("", file.read_text()), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", h.strip().lower()).replace(" ", "-") for h in headings}
+    """The headings of a file, as links name them, and the places that it names itself."""
+    text = FENCED.sub("", file.read_text())
+    headings = re.findall(r"^#+ +(.+)$", text, re.MULTILINE)
+    slugs = {re.sub(r"[^\w\- ]", "", h.strip().lower()).replace(" ", "-") for h in headings}
+    return slugs | set(re.findall(r'<a id="(.+?)">', text))

@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import io
 
+import pytest
 from rich.console import Console
 
 from experiments.progress import Display
@@ -10,11 +11,16 @@ from experiments.recipe import Training
 from tests.experiments.tiny import Line, fit
 
 
-def test_the_history_is_written_as_csv_and_for_tensorboard(tmp_path):
+def test_the_history_is_written_as_csv(tmp_path):
     trained = fit(Training(Line(), 4, 8, validations=4), tmp_path)
     with (trained.folder / "history.csv").open() as file:
         rows = [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
     assert {name: [row[name] for row in rows] for name in rows[0]} == trained.history
+
+
+def test_and_for_tensorboard_where_it_is_installed(tmp_path):
+    pytest.importorskip("tensorboard")
+    trained = fit(Training(Line(), 4, 8, validations=4), tmp_path)
     assert len(list((trained.folder / "tensorboard").glob("events*"))) == 1
 
 
