@@ -153,7 +153,9 @@ _WIDE_SLOTS = Slots(
 )
 DIGIT_POOLS: dict[str, Pool] = {
     "Deep Sets": DeepSets("mean"),
-    "SSE, as printed": Hierarchy((Slots(32, 128), Slots(16, 128, apart=False))),
+    "SSE, as printed": Hierarchy(
+        (Slots(32, 128), Slots(16, 128, apart=False, combine=Combine.SUM)), activation=False
+    ),
     "SSE, wide slots": _WIDE_SLOTS,
 }
 DIGITS: dict[Size, Training[DigitCentroids]] = {
@@ -176,7 +178,12 @@ DIGITS: dict[Size, Training[DigitCentroids]] = {
 }
 IMAGE_METHODS: dict[str, dict[str, Any]] = {
     "Deep Sets": {"pool": DeepSets("mean"), "layers": 2},
-    "SSE, as printed": {"pool": Slots(128, 128, apart=False), "layers": 0},
+    "SSE, as printed": {
+        "pool": Slots(
+            128, 128, apart=False, combine=Combine.SUM
+        ),  # an average is 128 times smaller
+        "layers": 0,
+    },
     "SSE, wide slots": {"pool": _WIDE_SLOTS, "layers": 0},
 }
 IMAGES: dict[Size, Training[FeatureCentroids]] = {
