@@ -3,7 +3,8 @@
     python -m experiments run aggregates --size small     # about 40 minutes on two cores
 
 Paper: sum and mean are better than max and min at image completion, with random and with learned slots.
-Here: nothing is run yet.
+Here: slots apart, learned, 200 pixels: min 0.223, max 0.223, mean 0.229, sum 0.233; 1000 pixels:
+mean 0.197, sum 0.202, max 0.226, min 0.230.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import replace
 
 from experiments import report, style
 from experiments.recipe import Recipe, Run, Size, Training
-from experiments.recipes.common import at, measured, ranking, table_of, with_task
+from experiments.recipes.common import ends, measured, table_of, with_task
 from experiments.recipes.settings import ABLATION, AS_PRINTED, NLL, SLOTS_APART
 from experiments.records import Record
 from experiments.report import Section
@@ -69,10 +70,9 @@ def section(records: Sequence[Record]) -> Section:
 
 
 def headline(records: Sequence[Record]) -> str:
-    """The aggregates of learned slots, at the size they were trained on."""
+    """The aggregates of learned slots, at the size they were trained on and at the largest."""
     values = curves_of(records)["SSE, slots apart, learned"]
-    pixels = min(next(iter(values.values())))
-    return f"slots apart, learned, {pixels:g} pixels: {ranking(at(values, pixels), best=min)}"
+    return f"slots apart, learned, {ends(values, ' pixels', best=min)}"
 
 
 RECIPE = Recipe(
@@ -84,8 +84,13 @@ RECIPE = Recipe(
     runs=runs,
     section=section,
     headline=headline,
-    holds="open",
-    verdict="",
+    holds="only with slots apart",
+    verdict="""With random slots apart, sum and mean are better at all sizes. With learned slots apart all four are equal
+    at the size that was trained on, and sum and mean win as more pixels arrive: they go on improving, max and
+    min do not. That is the paper's reason, that every pixel should count. With one slot, as printed, it is the
+    other way round: max and min are far better than sum and mean. There attention cancels, so random and
+    learned slots are one and the same model, and g is all there is. Training is much shorter here than in
+    the paper, and a maximum may learn faster and end higher.""",
     cut="""Trained on 200 pixels of 32 x 32 images and tested on 200 to 1000, rather than trained on 1000 of
     64 x 64 and tested on up to 4000; 3 epochs on 8,000 images.""",
     minutes=40,
