@@ -3,7 +3,8 @@
     python -m experiments run slot-size --size small     # about 30 minutes on two cores
 
 Paper: with one slot, h = 32, 64, 128 and 256 matter a lot (a plot without numbers).
-Here: nothing is run yet.
+Here: SSE, as printed: best 0.276 at 256, worst 0.293 at 64; SSE, slots apart: best 0.176 at 32,
+worst 0.188 at 64.
 """
 
 from __future__ import annotations
@@ -41,8 +42,11 @@ RECIPE = Recipe(
     runs=lambda size, seed: varied(POOLS, "h", size, seed),
     section=section,
     headline=lambda records: best_of(records, "h"),
-    holds="open",
-    verdict="",
+    holds="no",
+    verdict="""With one slot its size cannot matter: every element gives it weight 1 whatever it holds, and slots,
+    queries and keys get no gradient. What differs between the columns as printed is that another size draws
+    other initial weights. With eight learned slots apart the size could matter, and does not: the means lie
+    within what seeds make.""",
     cut="As for the choice of g: 200 pixels of 32 x 32 images; 3 epochs on 8,000 images.",
     minutes=30,
 )
