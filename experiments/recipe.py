@@ -176,7 +176,7 @@ class Recipe:
         headline: our result in one line, from the same records; stands in the recipe's docstring.
         verdict: does the claim hold here, and why: the paragraph that RESULTS.md prints.
         cut: what the small size leaves out against the paper.
-        minutes: cost of the small size on two cores, as seen.
+        minutes: cost of the small size on two cores: as seen, or estimated before it was run.
         holds: the verdict in a word or a few, such as "yes" or "only with slots apart".
     """
 

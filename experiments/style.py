@@ -5,8 +5,7 @@
     style.dots(right, {"K = 1": {"Deep Sets": [0.81, 0.82]}}, "accuracy")
     style.legend(drawing)
 
-What is drawn over seeds is their mean; bands and whiskers reach from the lowest seed to the
-highest, because three seeds know too little of a standard deviation to draw it.
+Means over seeds are drawn, with bands and whiskers from the lowest seed to the highest.
 """
 
 from __future__ import annotations
@@ -29,8 +28,7 @@ from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 
-WIDTH, DPI = 7.0, 150  # inches, as a README shows them
-SMALL = 8.0  # points
+WIDTH, DPI, SMALL = 7.0, 150, 8.0  # inches, as a README shows them; dots; points
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart; in grey, the rest does.
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"

@@ -1,6 +1,6 @@
 """Training on subsets, against unbiased and exact gradients of whole sets (beyond the paper).
 
-    python -m experiments run gradients --size small     # about 20 minutes on two cores
+    python -m experiments run gradients --size small     # about 15 minutes on two cores, by estimate
 
 Paper: gradients of random subsets stand in for those of the set; better approximations are left to
 future work.
@@ -120,5 +120,5 @@ RECIPE = Recipe(
     verdict="",
     cut="""The paper has no such experiment. Image completion from 800 of the 1024 pixels of 32 x 32 images, in
     chunks of 100; 3 epochs on 8,000 images.""",
-    minutes=20,
+    minutes=15,
 )

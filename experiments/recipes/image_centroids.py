@@ -1,6 +1,6 @@
 """Centroids of classes of images, against way and support (the paper's Figures 4, 5 and 9).
 
-    python -m experiments run image-centroids --size small     # about ten minutes on two cores
+    python -m experiments run image-centroids --size small     # about 10 minutes on two cores, by estimate
 
 Paper, on ImageNet: trained 20-way, the Slot Set Encoder is about as good as Deep Sets there, and better with
 more classes (a plot without numbers).

@@ -78,5 +78,5 @@ RECIPE = Recipe(
     short tuning run on the validation split, random slots that were drawn once and kept did about as well as
     learned ones.""",
     cut="As for the choice of g.",
-    minutes=10,
+    minutes=4,
 )

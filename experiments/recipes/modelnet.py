@@ -1,6 +1,6 @@
 """ModelNet40 accuracy against the number of points (the paper's Table 1).
 
-    python -m experiments run modelnet --size small     # about three hours on two cores
+    python -m experiments run modelnet --size small     # about 150 minutes on two cores, by estimate
 
 Paper, at 100 / 200 / 500 / 1000 / 5000 points: Deep Sets .8428 .8518 .8574 .8528 .8883, Set Transformer
 .8258 .8443 .8545 .8511 .8604, SSE learned .8556 .8633 .8710 .8720 .8784, SSE random .8532 .8667 .8699
@@ -110,5 +110,5 @@ RECIPE = Recipe(
     Models are trained with 100 points; for more points they go on from those weights for an epoch. 5000
     points are left out: the prepared file has 2,048 of each shape, and 141 of 12,311 shapes are missing
     from it. The encoders as printed are trained with 100 and 200 points only.""",
-    minutes=180,
+    minutes=150,
 )
