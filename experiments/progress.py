@@ -111,5 +111,5 @@ class Log:
         rows = csv.writer(text, lineterminator="\n")
         rows.writerow(history)
         rows.writerows(zip(*history.values(), strict=True))
-        # Whole each time: it is short, and so it never disagrees with the checkpoint.
+        # Whole each time: it is short, and a resumed training mends what ran ahead of its checkpoint.
         write_atomically(self.folder / "history.csv", text.getvalue().encode())

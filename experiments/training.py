@@ -296,10 +296,11 @@ class _Fit:
         last = self._settle()
         if note:
             self._note()
-        if self.fabric.is_global_zero and (note or now >= self.next_save):
-            self._save()
+        # The log first: it is mended when a training goes on, but nothing goes on with a finished one.
         if note and self.log is not None:
             self.log.note(self.standing.history, self.standing.step)
+        if self.fabric.is_global_zero and (note or now >= self.next_save):
+            self._save()
         validated = self.standing.history.get(self.task.metric)
         shown = {"loss": last} | ({self.task.metric: validated[-1]} if validated else {})
         self.display.show(self._epoch(), shown)

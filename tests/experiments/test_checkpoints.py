@@ -65,6 +65,28 @@ def test_interrupted_at_a_step_it_ends_with_the_same_bits(tmp_path, monkeypatch,
     assert content(parts.folder) == content(whole.folder)
 
 
+@pytest.mark.parametrize("saves", [1, 2, 3])
+@pytest.mark.parametrize("written", [False, True])
+def test_stopped_just_before_or_after_a_checkpoint(tmp_path, monkeypatch, saves, written):
+    wanted = Training(Noise(), 3, 8, validations=3)
+    whole = fit(wanted, tmp_path / "whole")
+    write, calls = checkpoints.write, []
+
+    def interrupted(*arguments):
+        calls.append(arguments)
+        if len(calls) < saves or written:
+            write(*arguments)
+        if len(calls) == saves:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "write", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            fit(wanted, tmp_path / "parts")
+    parts = fit(wanted, tmp_path / "parts")
+    assert content(parts.folder) == content(whole.folder)
+
+
 def test_another_seed_is_another_training(tmp_path):
     first, second = (fit(Training(Noise(), 1, 8, seed=seed), tmp_path) for seed in (0, 1))
     assert first.folder != second.folder
