@@ -188,6 +188,12 @@ def standardised(points: Tensor, first: int) -> Tensor:
 # ---- what recipes measure ----------------------------------------------------------------------
 
 
+def tested_accuracy(model: Classifier, task: PointClouds, points: int) -> Metrics:
+    """Accuracy on the test split with as many points as one likes."""
+    (found,) = task.accuracy_of(model, lambda clouds: [model.encoder(clouds)], points)
+    return {"accuracy": found}
+
+
 def streamed_accuracy(model: Classifier, task: PointClouds, chunk: int, steps: int) -> Metrics:
     """Accuracy on the test split after 1, 2, ... `steps` chunks of points of the same clouds.
 
