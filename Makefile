@@ -8,7 +8,7 @@ DEV_STAMP := $(VENV)/.installed-dev
 DOCS_STAMP := $(VENV)/.installed-docs
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test check format bench docs clean
+.PHONY: help demo test check format stress bench docs clean
 
 help: ## Show the targets.
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
@@ -51,6 +51,9 @@ check: $(DEV_STAMP) ## Format, lint, types, import layers.
 format: $(DEV_STAMP) ## Format and fix what can be fixed.
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
+
+stress: $(DEV_STAMP) ## Encode files of real sizes, kill it, fill the disk (about twenty minutes).
+	@SETFOLD_STRESS=1 $(BIN)/python -m pytest -s tests/jobs/test_for_real.py
 
 bench: $(DEV_STAMP) ## Measure speed and memory beside the peers (about half an hour).
 	@$(BIN)/python -m bench

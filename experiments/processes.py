@@ -18,7 +18,7 @@ from lightning_fabric.strategies.ddp import DDPStrategy
 from torch import Tensor
 
 from experiments import records
-from experiments.locks import hold
+from setfold.locks import hold
 from experiments.records import Circumstances
 from setfold import InputError
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import setfold
-from experiments.locks import hold
+from setfold.locks import hold
 from experiments.recipe import Metrics
 from setfold.errors import FileError
 from setfold.files import write_atomically

@@ -10,9 +10,12 @@ import torch
 from torch import Tensor
 
 from setfold.chunk import Chunk
-from setfold.kernels.ragged import group_by_length
+from setfold.kernels.ragged import Group, group_by_length
 from setfold.state import SetState
-from setfold.statistic import Statistics, join
+from setfold.statistic import STATISTICS, Statistics, join, spread
+
+Groups = Iterator[Group]
+Arrivals = Iterator[tuple[Tensor, Statistics]]  # the numbers of some sets, and what comes for them
 
 FEATURE_ROWS = 1 << 16  # elements that go through a feature network at once when no graph is kept
 
@@ -31,6 +34,7 @@ class Absorber(Protocol):
     @property
     def own_slots_at_once(self) -> bool: ...
     def absorb(self, elements: Tensor, mask: Tensor | None, prepared: Any) -> Statistics: ...
+    def absorb_groups(self, elements: Tensor, groups: Groups, prepared: Any) -> Arrivals | None: ...
     def featurize(
         self, elements: Tensor, mask: Tensor | None, context: tuple[Tensor, ...]
     ) -> Tensor: ...
@@ -65,19 +69,19 @@ def combine_with(
         statistics = combine(state.statistics, found)
         chunk.refuse_broken(statistics)
         return statistics
-    statistics = {name: tuple(p.clone() for p in ps) for name, ps in state.statistics.items()}
     if state.has_own_slots:
         arrivals = _set_by_set(encoder, state, chunk, cut=again is not None)
     else:
         prepared = encoder.prepared_for(state) if again is None else again.prepared
-        arrivals = _length_by_length(encoder, state, chunk, prepared, cut=again is not None)
+        arrivals = _ragged(encoder, state, chunk, prepared, cut=again is not None)
+    statistics = {name: tuple(p.clone() for p in ps) for name, ps in state.statistics.items()}
     for sets, found in arrivals:
-        held = {name: tuple(p[sets] for p in ps) for name, ps in statistics.items()}
+        held = {k: tuple(p.index_select(0, sets) for p in ps) for k, ps in statistics.items()}
         combined = combine(held, found)
         chunk.refuse_broken(combined)
         for name, parts in combined.items():
             for whole, part in zip(statistics[name], parts, strict=True):
-                whole[sets] = part
+                whole.index_copy_(0, sets, part)
     return statistics
 
 
@@ -113,9 +117,7 @@ def absorb_dense(
     return reduce(join, absorbed)
 
 
-def _set_by_set(
-    encoder: Absorber, state: SetState, chunk: Chunk, cut: bool
-) -> Iterator[tuple[Tensor, Statistics]]:
+def _set_by_set(encoder: Absorber, state: SetState, chunk: Chunk, cut: bool) -> Arrivals:
     """What a chunk adds to each set, where each has slots of its own."""
     for number in range(state.batch_size):
         alone, elements, mask = state[number], *chunk.one_set(number)
@@ -125,10 +127,8 @@ def _set_by_set(
             yield torch.tensor([number], device=elements.device), found
 
 
-def _length_by_length(
-    encoder: Absorber, state: SetState, chunk: Chunk, prepared: Any, cut: bool
-) -> Iterator[tuple[Tensor, Statistics]]:
-    """What a ragged chunk adds to the sets of each length, which make dense batches."""
+def _ragged(encoder: Absorber, state: SetState, chunk: Chunk, prepared: Any, cut: bool) -> Arrivals:
+    """What a ragged chunk adds to its sets."""
     assert chunk.index is not None
     elements, context = chunk.elements, state.context
     if encoder.has_features and not context:  # each row on its own, so before they are sorted
@@ -136,11 +136,33 @@ def _length_by_length(
         step = elements.shape[0] if whole else FEATURE_ROWS
         pieces = elements.unsqueeze(0).split(step, 1)
         elements = torch.cat([encoder.featurize(p, None, ()) for p in pieces], 1).squeeze(0)
-    for sets, rows, mask in group_by_length(chunk.index, state.batch_size):
+    groups = group_by_length(chunk.index, state.batch_size)
+    plain = elements.device.type == "cpu" and elements.dtype in (torch.float32, torch.float64)
+    if plain and not (context or torch.is_grad_enabled() or torch.compiler.is_compiling()):
+        at_once = encoder.absorb_groups(elements, groups, prepared)
+        if at_once is not None:
+            yield from at_once
+            return
+    for sets, rows, mask in groups:
         some = elements[rows]  # (b, length, d)
         if context:
             some = encoder.featurize(some, mask, tuple(part[sets] for part in context))
         yield sets, encoder.absorb(some, mask, prepared)
+
+
+def emptied(statistics: Statistics, where: Tensor) -> Statistics:
+    """Statistics in which some sets, where (B,) is True, are exactly empty.
+
+    >>> emptied({"sum": (torch.tensor([1e-17, 2.0]),)}, torch.tensor([True, False]))
+    {'sum': (tensor([0., 2.]),)}
+    """
+    return {
+        name: tuple(
+            part.masked_fill(spread(where, part), empty)
+            for part, empty in zip(parts, STATISTICS[name].empty, strict=True)
+        )
+        for name, parts in statistics.items()
+    }
 
 
 def mapped(prepared: Any, function: Callable[[Tensor], Tensor]) -> Any:

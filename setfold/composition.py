@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from setfold.absorbing import Arrivals, Groups
 from setfold.aggregate import Count
 from setfold.encoder import StreamingSetEncoder
 from setfold.errors import CancelledAttentionWarning, InputError
@@ -77,6 +78,9 @@ class Composition(StreamingSetEncoder):
 
     def absorb(self, elements: Tensor, mask: Tensor | None, prepared: Any) -> Statistics:
         return self.encoder.absorb(elements, mask, prepared)
+
+    def absorb_groups(self, elements: Tensor, groups: Groups, prepared: Any) -> Arrivals | None:
+        return self.encoder.absorb_groups(elements, groups, prepared)
 
     def finish(self, statistics: Statistics, count: Count, frame: tuple[Tensor, ...]) -> Tensor:
         encoding = self.encoder.finish(statistics, count, frame)

@@ -32,14 +32,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from setfold.absorbing import absorb_dense, combine_with, copied
+from setfold.absorbing import Arrivals, Groups, absorb_dense, combine_with, copied, emptied
 from setfold.aggregate import Aggregate, Count
 from setfold.chunk import Chunk
 from setfold.errors import InputError, StateMismatchError
 from setfold.fingerprint import Fingerprint, fingerprint_of, first_tensor
 from setfold.frame import checked_context, checked_slots
 from setfold.state import SetState
-from setfold.statistic import STATISTICS, Statistics, join, remove
+from setfold.statistic import Statistics, join, remove
 
 SMALL_CHUNK = 1 << 13  # numbers in a chunk that is put aside rather than absorbed at once
 PENDING_BYTES = 1 << 19  # what a state may have put aside before it absorbs it all together
@@ -101,6 +101,12 @@ class StreamingSetEncoder(SetEncoder):
         """The encoding, from statistics, frame and counts (B,), or one positive count for all sets;
         zeros for an empty set.
         """
+
+    def absorb_groups(self, elements: Tensor, groups: Groups, prepared: Any) -> Arrivals | None:
+        """What rows (N, d) add to which sets, part by part, on the CPU without a graph; None where
+        nothing is faster than to `absorb` the sets of each length as a dense chunk.
+        """
+        return None
 
     def draw_frame(
         self, num_slots: int | None, generator: torch.Generator | None
@@ -224,15 +230,7 @@ class StreamingSetEncoder(SetEncoder):
                 "cannot remove more elements than a set holds: "
                 f"set {number} would be left with {int(left.count[number])}."
             )
-        emptied = left.count == 0
-        statistics = {}
-        for name, parts in left.statistics.items():
-            where = [emptied.reshape(-1, *(1,) * (p.dim() - 1)) for p in parts]
-            empty = STATISTICS[name].empty
-            statistics[name] = tuple(
-                p.masked_fill(w, e) for p, w, e in zip(parts, where, empty, strict=True)
-            )
-        return left.with_statistics(statistics, left.count)
+        return left.with_statistics(emptied(left.statistics, left.count == 0), left.count)
 
     def readout(self, state: SetState) -> Tensor:
         """The encoding (B, ...) of what the state has seen; as often as you like."""

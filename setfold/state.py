@@ -160,13 +160,13 @@ class SetState:
         Raises:
             StateMismatchError: the states have other slots, weights, aggregates or shapes.
         """
-        self._refuse_unlike(other)
+        self.refuse_unlike(other)
         self._refuse_other_beginning(other)
         left, right = self.trackable(), other.trackable()
         joined = join(left.statistics, right.statistics)
         return left.with_statistics(joined, left.count + right.count)
 
-    def _refuse_unlike(self, other: SetState, doing: str = "merge") -> None:
+    def refuse_unlike(self, other: SetState, doing: str = "merge") -> None:
         """Raise unless another state has the form and the weights of this one."""
         if not isinstance(other, SetState):
             raise StateMismatchError(f"expected a state to {doing}; got {type(other).__name__}.")
@@ -207,8 +207,8 @@ class SetState:
     def _context_shapes(self) -> list[tuple[int, ...]]:
         return [tuple(part.shape[1:]) for part in self.context]
 
-    def _tensors(self) -> dict[str, Tensor]:
-        """All tensors by name, as they are laid out in a file."""
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors by name, as they are laid out in a file or a table."""
         named = {
             f"{name}.{i}": p for name, parts in self.statistics.items() for i, p in enumerate(parts)
         }
@@ -218,9 +218,11 @@ class SetState:
         return named
 
     @classmethod
-    def _from_tensors(
+    def from_tensors(
         cls, named: dict[str, Tensor], aggregate: Sequence[str], fingerprint: Fingerprint
     ) -> SetState:
+        """The state whose `tensors` these are."""
+
         def numbered(prefix: str) -> Parts:
             names = (f"{prefix}.{i}" for i in range(len(named)))
             return tuple(named[name] for name in names if name in named)
@@ -236,8 +238,8 @@ class SetState:
         )
 
     def _map(self, function: Any) -> SetState:
-        named = {name: function(tensor) for name, tensor in self._tensors().items()}
-        return SetState._from_tensors(named, self.aggregate, self.fingerprint)
+        named = {name: function(tensor) for name, tensor in self.tensors().items()}
+        return SetState.from_tensors(named, self.aggregate, self.fingerprint)
 
     def to(self, device: torch.device | str) -> SetState:
         """The same state on another device; totals keep their precision."""
@@ -272,8 +274,8 @@ class SetState:
                 raise IndexError(f"set {item} of a state of {len(self)} sets")
             item = slice(item % len(self), item % len(self) + 1)
         shared = {f"slots.{i}" for i, slots in enumerate(self.frame) if slots.shape[0] == 1}
-        named = {n: t if n in shared else t[item] for n, t in self._tensors().items()}
-        return SetState._from_tensors(named, self.aggregate, self.fingerprint)
+        named = {n: t if n in shared else t[item] for n, t in self.tensors().items()}
+        return SetState.from_tensors(named, self.aggregate, self.fingerprint)
 
     @staticmethod
     def stack(states: Iterable[SetState]) -> SetState:
@@ -286,22 +288,22 @@ class SetState:
             raise InputError("SetState.stack needs at least one state; got none.")
         first = states[0]
         for other in states:
-            SetState._refuse_unlike(first, other, "stack")
+            SetState.refuse_unlike(first, other, "stack")
         named = {}
-        for name, tensor in first._tensors().items():
-            tensors = [state._tensors()[name] for state in states]
+        for name, tensor in first.tensors().items():
+            tensors = [state.tensors()[name] for state in states]
             if name.startswith("slots."):
                 if all(t.shape[0] == 1 and _same(tensor, t) for t in tensors):
                     named[name] = tensor
                     continue
                 tensors = [t.expand(len(s), -1, -1) for t, s in zip(tensors, states, strict=True)]
             named[name] = torch.cat(tensors)
-        return SetState._from_tensors(named, first.aggregate, first.fingerprint)
+        return SetState.from_tensors(named, first.aggregate, first.fingerprint)
 
     def save(self, path: str | Path) -> None:
         """Write the state to a file that any process can load and merge, without pickle."""
         description = {"aggregate": list(self.aggregate), "digest": self.fingerprint.digest}
-        files.write(path, "state", self._tensors(), description)
+        files.write(path, "state", self.tensors(), description)
 
     @staticmethod
     def load(path: str | Path) -> SetState:
@@ -313,7 +315,7 @@ class SetState:
         _, tensors, description = files.read(path, "state")
         try:
             fingerprint = Fingerprint.from_digest(str(description["digest"]))
-            return SetState._from_tensors(tensors, description["aggregate"], fingerprint)
+            return SetState.from_tensors(tensors, description["aggregate"], fingerprint)
         except (KeyError, TypeError) as error:
             raise FileError(f"{path} is corrupt: it lacks {error}. Write it anew.") from error
 
@@ -330,8 +332,8 @@ class SetState:
         return self.detach().clone()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        named = {name: tensor.detach() for name, tensor in self._tensors().items()}
-        return SetState._from_tensors, (named, self.aggregate, self.fingerprint)
+        named = {name: tensor.detach() for name, tensor in self.tensors().items()}
+        return SetState.from_tensors, (named, self.aggregate, self.fingerprint)
 
 
 def _same(left: Tensor, right: Tensor) -> bool:

@@ -18,6 +18,8 @@ FENCED = re.compile(
     r"^(?P<indent> *)(?P<fence>`{3,}|~{3,})(?P<language>[^\n]*)\n(?P<text>.*?)(?:^ *(?P=fence) *$|\Z)",
     re.DOTALL | re.MULTILINE,
 )
+ELSEWHERE = {"dask", "pyspark"}  # run by tests/engines/test_elsewhere.py, where they are installed
+IMPORTED = re.compile(r"^(?:import|from) (\w+)", re.MULTILINE)
 LINK = re.compile(r"\]\(\s*<?([^)\s>]+)|^ *\[[^\]]+\]:\s*(\S+)", re.MULTILINE)
 
 
@@ -32,6 +34,11 @@ class Block:
     @property
     def shows_output(self):
         return self.text.startswith(">>>")
+
+    @property
+    def elsewhere(self):
+        """The engine that runs it, if not this process."""
+        return ELSEWHERE & set(IMPORTED.findall(self.text))
 
 
 def blocks_of(file):
@@ -52,15 +59,18 @@ def examples_of(file):
     return [block for block in blocks_of(file) if block.language == "python"]
 
 
-def run_examples(file):
+def run_examples(file, engine=None):
     """Run the examples of a file one after the other, and return the names that they leave behind.
 
-    A block that begins with >>> must print what it shows; any other must not raise.
+    A block that begins with >>> must print what it shows; any other must not raise. Those that import
+    an engine which runs elsewhere are left out, unless it is that engine.
     """
     names = {"__name__": "__main__"}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         for block in examples_of(file):
+            if block.elsewhere - {engine}:
+                continue
             if block.shows_output:
                 _compare(block, file, names)
             else:

@@ -56,9 +56,16 @@ PUBLIC = [
     "check",
     "check_all",
     "distributed",
+    "encode_sets",
     "fold",
     "load",
+    "merge_partials",
+    "merge_states",
+    "partial_states",
+    "read_partials",
+    "readout_states",
     "save",
+    "update_states",
 ]
 ERRORS = {
     "InputError": ValueError,

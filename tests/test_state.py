@@ -177,7 +177,7 @@ def test_to_moves_every_tensor():
     state = encoder.update(encoder.initial_state(), draw(1, 5, 3))
     assert_same_state(state.to("cpu"), state)
     away = state.to(torch.device("meta"))
-    assert {t.device.type for t in away._tensors().values()} == {"meta"}
+    assert {t.device.type for t in away.tensors().values()} == {"meta"}
     assert state.device.type == "cpu"
 
 
@@ -199,9 +199,9 @@ COPIES = {
 def test_a_copy_is_the_same_state_without_its_history(aggregate, copied):
     encoder = make(aggregate=aggregate, slots="learned")
     state = encoder.update(encoder.initial_state(), draw(1, 5, 3))
-    assert any(t.requires_grad for t in state._tensors().values())
+    assert any(t.requires_grad for t in state.tensors().values())
     other = copied(state)
-    assert not any(t.requires_grad for t in other._tensors().values())
+    assert not any(t.requires_grad for t in other.tensors().values())
     assert_same_state(other, state)
     assert_close(encoder.readout(other.merge(state)), encoder.readout(state.merge(state)), **TIGHT)
 

@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from setfold.absorbing import Arrivals, Groups
 from setfold.aggregate import Count
 from setfold.encoder import StreamingSetEncoder
 from setfold.encoders.slot_set import Prepared, SlotSetEncoder
@@ -101,6 +102,9 @@ class HierarchicalSlotSetEncoder(StreamingSetEncoder):
 
     def absorb(self, elements: Tensor, mask: Tensor | None, prepared: Any) -> Statistics:
         return self._encoders[0].absorb(elements, mask, prepared)
+
+    def absorb_groups(self, elements: Tensor, groups: Groups, prepared: Any) -> Arrivals | None:
+        return self._encoders[0].absorb_groups(elements, groups, prepared)
 
     def finish(self, statistics: Statistics, count: Count, frame: tuple[Tensor, ...]) -> Tensor:
         encoding = self._encoders[0].finish(statistics, count, frame[:1])

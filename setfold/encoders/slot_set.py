@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize, pad
 
+from setfold.absorbing import Arrivals, Groups
 from setfold.aggregate import Count, parse_aggregates, read, statistics_of
 from setfold.arguments import refuse_other_than, refuse_sizes
 from setfold.encoder import StreamingSetEncoder
@@ -18,7 +19,7 @@ from setfold.errors import CancelledAttentionWarning, InputError
 from setfold.kernels.extrema import slot_extrema
 from setfold.kernels.precision import without_autocast
 from setfold.kernels.scores import ATTENTIONS, CosineScores, FoldedScores, KeyScores, Scores, weigh
-from setfold.kernels.sums import slot_sums
+from setfold.kernels.sums import ragged_sums, slot_sums
 from setfold.state import SetState
 from setfold.statistic import STATISTICS, Statistics
 
@@ -240,6 +241,20 @@ class SlotSetEncoder(StreamingSetEncoder):
                 name: (self._absorb_into(name, elements, mask, scores, projection),)
                 for name in self.statistic_names
             }
+
+    def absorb_groups(
+        self, elements: Tensor, groups: Groups, prepared: Prepared
+    ) -> Arrivals | None:
+        if self.statistic_names != ("sum",) or prepared.scores.num_slots == 1:
+            return None
+        return self._absorb_sums(elements.to(prepared.projection[0].dtype), groups, prepared)
+
+    def _absorb_sums(self, elements: Tensor, groups: Groups, prepared: Prepared) -> Arrivals:
+        values = None if self.folded else prepared.projection
+        with without_autocast(elements.device):
+            summed = ragged_sums(elements, groups, prepared.scores, self.attention, values)
+            for sets, sums in summed:
+                yield sets, {"sum": (sums,)}
 
     def _absorb_into(
         self,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-MAX_EXACT_LENGTHS = 48  # with more distinct lengths than this, lengths are rounded up and padded
+from setfold.kernels.tiles import tiles
+
+MAX_EXACT_LENGTHS = 48  # with more distinct lengths than this, neighbouring ones are padded
 LADDER = 1.15  # ratio of neighbouring padded lengths: at most 15% of the work is padding
 
 
@@ -33,32 +36,97 @@ def group_by_length(index: Tensor, batch_size: int) -> Iterator[Group]:
     [2] [[0, 2]]
     """
     counts = torch.bincount(index, minlength=batch_size)
-    starts = counts.cumsum(0) - counts
-    order = torch.argsort(index, stable=True)
-    lengths, by_length = torch.sort(counts, stable=True)
-    padded = lengths
-    distinct, sizes = torch.unique_consecutive(lengths, return_counts=True)
-    if len(distinct) > MAX_EXACT_LENGTHS:
-        padded = _rounded_up(lengths)
-        distinct, sizes = torch.unique_consecutive(padded, return_counts=True)
-    exact = padded is lengths
-    for length, sets in zip(distinct.tolist(), by_length.split(sizes.tolist()), strict=True):
-        if length == 0:
+    by_length = torch.argsort(counts.to(_narrowest(index.shape[0] + 1)), stable=True)
+    lengths = counts[by_length]
+    # Rows sorted by the rank of their set, so that the sets of one length lie side by side.
+    rank = torch.empty_like(by_length, dtype=_narrowest(batch_size))
+    rank[by_length] = torch.arange(batch_size, dtype=rank.dtype, device=index.device)
+    order = torch.argsort(rank.index_select(0, index), stable=True)
+    starts = lengths.cumsum(0) - lengths
+    stops = _runs(lengths).cumsum(0)
+    firsts = torch.cat([stops.new_zeros(1), stops[:-1]])
+    table = torch.stack([firsts, stops, lengths[firsts], lengths[stops - 1], starts[firsts]])
+    for first, stop, shortest, longest, start in table.t().tolist():
+        if longest == 0:
             continue
-        place = torch.arange(length, device=index.device)
-        count = counts[sets][:, None]
-        if exact:
-            yield Group(sets, order[starts[sets][:, None] + place], None)
-        else:
-            rows = order[starts[sets][:, None] + torch.minimum(place, count - 1)]
-            yield Group(sets, rows, place < count)
+        sets, size = by_length[first:stop], stop - first
+        if shortest == longest:
+            rows = order[start : start + size * longest].view(size, longest)
+            yield Group(sets, rows, None)
+        else:  # the last set is the longest, so no window from a set's start leaves the group
+            rows = order.unfold(0, longest, 1).index_select(0, starts[first:stop])
+            place = torch.arange(longest, device=index.device)
+            yield Group(sets, rows, place < lengths[first:stop, None])
 
 
-def _rounded_up(lengths: Tensor) -> Tensor:
-    """Each length rounded up to a ladder of lengths; 0 stays 0."""
+def _narrowest(bound: int) -> torch.dtype:
+    """A dtype for whole numbers below a bound: sorting is by radix, so the fewer bytes the faster."""
+    return torch.int16 if bound <= 1 << 15 else torch.int32 if bound <= 1 << 31 else torch.int64
+
+
+def _runs(lengths: Tensor) -> Tensor:
+    """How many of the sorted lengths make a group, from one group to the next."""
+    distinct, sizes = torch.unique_consecutive(lengths, return_counts=True)
+    if len(distinct) <= MAX_EXACT_LENGTHS:
+        return sizes
     steps = [0, 1]
-    longest = int(lengths.max())
+    longest = int(distinct[-1])
     while steps[-1] < longest:
         steps.append(max(steps[-1] + 1, int(steps[-1] * LADDER)))
     ladder = torch.tensor(steps, device=lengths.device)
-    return ladder[torch.searchsorted(ladder, lengths)]
+    rounded_up = torch.searchsorted(ladder, lengths)
+    return torch.unique_consecutive(rounded_up, return_counts=True)[1]
+
+
+def packs(groups: Iterable[Group], most_rows: int, most_sets: int) -> Iterator[list[Group]]:
+    """Cut large groups and put small ones together; a set is cut only if it is longer than a pack.
+
+    Args:
+        groups: from `group_by_length`.
+        most_rows: how many rows a pack holds at most, padding included.
+        most_sets: how many sets.
+
+    >>> groups = group_by_length(torch.tensor([0, 1, 2, 2, 3, 3, 3, 3, 3]), batch_size=4)
+    >>> for pack in packs(groups, most_rows=4, most_sets=4):
+    ...     print([piece.rows.tolist() for piece in pack])
+    [[[0], [1]], [[2, 3]]]
+    [[[4, 5, 6, 7]]]
+    [[[8]]]
+    """
+    pack: list[Group] = []
+    held_rows = held_sets = 0
+    for group in groups:
+        batch, length = group.rows.shape
+        for some, part in tiles(batch, length, min(most_rows, most_sets * length)):
+            more_rows, more_sets = _extent(some) * _extent(part), _extent(some)
+            if pack and (held_rows + more_rows > most_rows or held_sets + more_sets > most_sets):
+                yield pack
+                pack, held_rows, held_sets = [], 0, 0
+            whole = more_rows == batch * length
+            pack.append(group if whole else _cut(group, some, part))
+            held_rows, held_sets = held_rows + more_rows, held_sets + more_sets
+    if pack:
+        yield pack
+
+
+def _extent(part: slice) -> int:
+    return int(part.stop - part.start)
+
+
+def _cut(group: Group, some: slice, part: slice) -> Group:
+    """Some sets of a group, or a part of the rows of one."""
+    sets, rows, mask = group
+    return Group(sets[some], rows[some, part], None if mask is None else mask[some, part])
+
+
+def gather(elements: Tensor, pack: list[Group], out: Tensor) -> None:
+    """Write the rows of a pack, one group after the other, to `out`, without a graph.
+
+    Args:
+        elements: (N, d) on the CPU, float32 or float64.
+        pack: groups with as many rows as `out` has, padding included.
+        out: (r, d), contiguous.
+    """
+    wanted = torch.cat([piece.rows.view(-1) for piece in pack])
+    # numpy is twice as fast as index_select, if told not to check all rows before it writes any
+    np.take(elements.numpy(), wanted.numpy(), axis=0, out=out.numpy(), mode="clip")

@@ -11,6 +11,7 @@ Three ways to the same numbers, chosen by size:
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -19,11 +20,13 @@ from torch import Tensor
 from torch.nn.functional import linear, pad
 
 from setfold.kernels.precision import accumulator_dtype
+from setfold.kernels.ragged import Group, gather, packs
 from setfold.kernels.replay import differentiable_once, summed_over_tiles, values_wanted
 from setfold.kernels.scores import EPSILON, FoldedScores, Scores, weigh, weigh_
 from setfold.kernels.tiles import tile_rows, tiles
 
 PLAIN_ROWS = 4096  # up to here plain autograd is faster than recomputing
+PACK_SETS = 256  # sets of a ragged batch whose sums are made together
 
 
 def slot_sums(
@@ -64,6 +67,73 @@ def slot_sums(
     function = partial(_sums_from_tensors, attention, type(scores), len(scores))
     tensors = (*scores, *(projection or ()))
     return summed_over_tiles(function, rows, elements, mask, tensors)
+
+
+def ragged_sums(
+    elements: Tensor,
+    groups: Iterable[Group],
+    scores: Scores,
+    attention: str,
+    projection: tuple[Tensor, Tensor | None] | None = None,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """`slot_sums` of sets of different lengths, without a graph, some sets at a time.
+
+    Weights are made of rows whatever their set; only the products know of sets. So many groups
+    cost little more than one. A set of very many rows comes in several parts, to be added up.
+
+    Args:
+        elements: (N, d), the rows of all sets, float32 or float64 on the CPU.
+        groups: which rows make which set, from `group_by_length`.
+        scores: what turns elements into logits over K slots, the same for all sets.
+        attention: "sigmoid" or "softmax", both over slots.
+        projection: weight (d_out, d) and bias of the value; None sums the elements themselves.
+
+    Yields:
+        The numbers of some sets (b,), and sum_i W_ij [x_i, 1] (b, K, p + 1) of each.
+    """
+    width, num_slots = elements.shape[1], scores.num_slots
+    summed = width if projection is None else projection[0].shape[0]
+    most_rows = tile_rows(width + scores.room, elements.element_size())
+    ones, tiles_room = elements.new_ones(num_slots), elements.new_empty(most_rows, width)
+    logits_room = elements.new_empty(most_rows, num_slots)
+    for pack in packs(groups, most_rows, PACK_SETS):
+        sizes = [piece.rows.numel() for piece in pack]
+        tile = tiles_room[: sum(sizes)]
+        gather(elements, pack, out=tile)
+        weights = weigh_(_logits(scores, tile, logits_room), attention, ones)
+        values = tile if projection is None else linear(tile, *projection)
+        sets = torch.cat([piece.sets for piece in pack])
+        total = elements.new_empty(sets.shape[0], num_slots, summed)
+        mass = elements.new_empty(sets.shape[0], num_slots, 1)
+        by_set = [piece.sets.shape[0] for piece in pack]
+        made = weights.split_with_sizes(sizes), values.split_with_sizes(sizes)
+        out = total.split_with_sizes(by_set), mass.split_with_sizes(by_set)
+        for line in zip(pack, *made, *out, strict=True):
+            _sum_piece(*line)
+        yield sets, torch.cat([total, mass], -1)
+
+
+def _logits(scores: Scores, tile: Tensor, room: Tensor) -> Tensor:
+    """The logits (r, K) of (r, d), written to `room` where the scores are one product."""
+    if isinstance(scores, FoldedScores):
+        matrix = scores.matrix
+        return torch.addmm(matrix[-1], tile, matrix[:-1], out=room[: len(tile)])
+    return scores.logits(tile)
+
+
+def _sum_piece(piece: Group, weights: Tensor, values: Tensor, total: Tensor, mass: Tensor) -> None:
+    """Fill W^T V (b, K, p) and W^T 1 (b, K, 1) of some sets from their (r, K) and (r, p)."""
+    batch, length = piece.rows.shape
+    if piece.mask is not None:
+        weights.mul_(piece.mask.view(-1, 1))
+    turned = weights.view(batch, length, -1).transpose(1, 2)
+    if batch == 1:
+        total[0] = transposed_product(weights, values)
+    elif length == 1:  # bmm is slow with matrices of one row
+        torch.mul(turned, values.unsqueeze(1), out=total)
+    else:
+        torch.bmm(turned, values.view(batch, length, -1), out=total)
+    torch.sum(turned, 2, keepdim=True, out=mass)
 
 
 def plain_sums(

@@ -202,3 +202,49 @@ def test_mps_agrees_with_the_cpu():
     expected = encoder(elements)
     found = encoder.to("mps")(elements.to("mps")).cpu()
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def wrapped(kind, encoder):
+    if kind == "hierarchy":
+        upper = make(dim_in=6, num_slots=2)
+        return setfold.HierarchicalSlotSetEncoder([encoder, upper]).double().eval()
+    if kind == "composition":
+        features = torch.nn.Linear(2, 3).double()
+        return setfold.Composition(encoder, features).eval()
+    return encoder
+
+
+@pytest.mark.parametrize("kind", ["alone", "hierarchy", "composition"])
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (torch.float64, 1e-12)])
+def test_ragged_updates_without_a_graph_are_those_of_each_set_alone(kind, dtype, bound):
+    torch.manual_seed(0)
+    encoder = wrapped(kind, make()).to(dtype)
+    lengths = torch.cat([torch.arange(70), torch.tensor([1, 0, 20_000])])
+    index = torch.arange(len(lengths)).repeat_interleave(lengths)
+    index = index[torch.randperm(len(index))]
+    elements = torch.randn(len(index), 2 if kind == "composition" else 3, dtype=dtype)
+    with torch.no_grad():
+        empty = encoder.initial_state(len(lengths))
+        assert encoder.absorb_groups(elements, iter(()), encoder.prepare(empty.frame)) is not None
+        state = encoder.update(encoder.update(empty, elements, index=index), elements, index=index)
+        left = encoder.remove(state, elements, index=index)
+        for number in range(len(lengths)):
+            alone = elements[index == number].unsqueeze(0)
+            expected = encoder.update(empty[number], alone).statistics["sum"][0]
+            for found, times in ((state, 2), (left, 1)):
+                (sums,) = found[number].statistics["sum"]
+                size = float(expected.abs().max().clamp_min(1))
+                assert float((sums - times * expected).abs().max()) <= bound * times * size
+    assert state.count.tolist() == (2 * lengths).tolist()
+
+
+def test_a_ragged_chunk_with_a_broken_row_leaves_the_state_as_it_was():
+    encoder, index = make(), torch.arange(100).repeat_interleave(torch.arange(100))
+    elements = torch.randn(len(index), 3, dtype=torch.float64)
+    with torch.no_grad():
+        state = encoder.update(encoder.initial_state(100), elements, index=index)
+        before = state.statistics["sum"][0].clone()
+        elements[1234, 1] = torch.nan
+        with pytest.raises(setfold.NonFiniteError, match=r"elements\[1234, 1\] is nan"):
+            encoder.update(state, elements, index=index)
+    assert torch.equal(state.statistics["sum"][0], before)

@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 
 from experiments import training
-from experiments.locks import hold
+from setfold.locks import hold
 from experiments.recipe import Cosine, Schedule, Training
 from experiments.training import BusyError, DivergedError, Draw, seed_for, train
 from setfold import InputError

@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from setfold.kernels import sums, tiles
+from setfold.kernels import ragged, sums, tiles
 from setfold.kernels.scores import CosineScores, FoldedScores, KeyScores
 
 WIDTH, SLOTS, OUT = 5, 4, 3
@@ -72,6 +72,30 @@ def test_tiles_give_what_the_formula_gives(form, attention, projected, shape, ma
     with torch.no_grad():
         again = sums.slot_sums(elements, mask, scores, attention, projection)
     torch.testing.assert_close(again, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("form", "attention", "projected"), FORMS)
+@pytest.mark.parametrize("exact", [2, 48], ids=["padded", "exact"])
+@pytest.mark.usefixtures("tiny_tiles")
+def test_ragged_sums_are_those_of_each_set_alone(monkeypatch, form, attention, projected, exact):
+    monkeypatch.setattr(ragged, "MAX_EXACT_LENGTHS", exact)
+    monkeypatch.setattr(sums, "PACK_SETS", 3)
+    draw = torch.Generator().manual_seed(2)
+    lengths = torch.tensor([20, 1, 0, 2, 21, 1, 21, 1, 57, 2, 1, 22, 1])
+    index = torch.arange(len(lengths)).repeat_interleave(lengths)
+    index = index[torch.randperm(len(index), generator=draw)]
+    elements = torch.randn(len(index), WIDTH, generator=draw, dtype=torch.float64)
+    scores, projection = make_scores(form), make_projection() if projected else None
+    found = torch.zeros(len(lengths), SLOTS, (OUT if projected else WIDTH) + 1).double()
+    with torch.no_grad():
+        groups = ragged.group_by_length(index, len(lengths))
+        for sets, some in sums.ragged_sums(elements, groups, scores, attention, projection):
+            assert len(sets.unique()) == len(sets) <= 3
+            found[sets] += some
+        for number in range(len(lengths)):
+            alone = elements[index == number].unsqueeze(0)
+            expected = sums.plain_sums(alone, None, attention, scores, projection)[0]
+            torch.testing.assert_close(found[number], expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("masked", [False, True])

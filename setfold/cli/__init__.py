@@ -1,0 +1,11 @@
+"""The command line: check, info, encode, update, merge, readout."""
+
+from setfold.cli import jobs, laws  # noqa: F401  (they add their commands)
+from setfold.cli.app import USAGE, app, run
+
+__all__ = ["app", "main", "run"]
+
+
+def main() -> None:
+    """Run the command line."""
+    run(app, "setfold", USAGE)

@@ -1,0 +1,212 @@
+"""What an engine is given to do: pieces of files in, tables of partial states out.
+
+A step is the result of some rows, and of nothing else: whoever computes it twice gets the same, and
+whoever loses it computes it again. No engine keeps anything between two steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+
+from setfold.encoder import StreamingSetEncoder
+from setfold.errors import FileError, NonFiniteError, SetfoldError
+from setfold.fingerprint import first_tensor
+from setfold.io.columns import Columns
+from setfold.io.inputs import Input
+from setfold.io.readers import open_reader
+from setfold.io.rows import Rows, rows_of
+from setfold.io.states import read_states
+from setfold.tables.table import StateTable, Table, absorbed
+
+
+class Stamp(NamedTuple):
+    """By what a file is known to be the one that it was."""
+
+    bytes: int
+    modified: int  # nanoseconds
+
+    @classmethod
+    def of(cls, path: Path) -> Stamp:
+        """The stamp of a file, or of all files of a folder that is read as one."""
+        files = [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
+        known = [file.stat() for file in files]
+        return cls(sum(s.st_size for s in known), max((s.st_mtime_ns for s in known), default=0))
+
+
+class Piece(NamedTuple):
+    """Some rows of a file, or sets of a file of states."""
+
+    input: Input
+    stamp: Stamp
+    start: int
+    stop: int | None
+    share: float  # of the file
+    states: bool = False
+
+    @property
+    def bytes(self) -> float:
+        """What of the file it is."""
+        return self.share * self.stamp.bytes
+
+
+class Skipped(NamedTuple):
+    """What was left out of the result, and why."""
+
+    file: str
+    row: int | None  # None for a whole file; else this row, or all from here where reading ended
+    reason: str
+
+
+class Step(NamedTuple):
+    """What some rows of a piece become."""
+
+    piece: int
+    rows: int  # of the piece, up to and with these
+    table: Table | None
+    elements: int
+    skipped: tuple[Skipped, ...] = ()
+
+
+class Batch(NamedTuple):
+    """What was read and is not absorbed yet."""
+
+    piece: int
+    rows: int
+    content: Rows | StateTable | None
+    skipped: tuple[Skipped, ...] = ()
+
+
+@dataclass(frozen=True)
+class Task:
+    """How pieces become steps; may be sent to another process.
+
+    Args:
+        encoder: in evaluation mode.
+        columns: which columns of a file are what.
+        width: of an element, where it is known.
+        rows: that are absorbed at once.
+        skip: whether what cannot be used is left out, rather than an error.
+    """
+
+    encoder: StreamingSetEncoder
+    columns: Columns
+    width: int | None
+    rows: int
+    skip: bool
+
+    def steps(self, number: int, piece: Piece, done: int = 0) -> Iterator[Step]:
+        """The steps of a piece, without those for rows that are done."""
+        for batch in self.batches(number, piece, done):
+            yield self.step(batch, piece)
+
+    def batches(self, number: int, piece: Piece, done: int = 0) -> Iterator[Batch]:
+        """Read a piece. It is always read from its start: where batches are cut may depend on that."""
+        if Stamp.of(piece.input.path) != piece.stamp:
+            raise _changed(piece)
+        position = 0
+        try:
+            for content in self._contents(piece):
+                position += len(content) if isinstance(content, StateTable) else content.read
+                if position > done:
+                    yield Batch(number, position, content)
+        except FileError as error:
+            if not self.skip or piece.states:
+                raise
+            place = Skipped(str(piece.input.path), piece.start + position, str(error))
+            yield Batch(number, position, None, (place,))
+        if Stamp.of(piece.input.path) != piece.stamp:
+            raise _changed(piece)
+
+    def _contents(self, piece: Piece) -> Iterator[Rows | StateTable]:
+        path, partition = piece.input
+        if piece.states:
+            yield from read_states(path)
+            return
+        first = piece.start
+        dtype = np.dtype(str(self._dtype).removeprefix("torch."))
+        with open_reader(path) as reader:
+            names = self.columns.needed(reader.schema, partition, path)
+            for batch in reader.read(names, piece.start, piece.stop, rows=self.rows):
+                yield rows_of(
+                    batch,
+                    self.columns,
+                    first=first,
+                    dtype=dtype,
+                    width=self.width,
+                    partition=partition,
+                )
+                first += batch.num_rows
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        like = first_tensor(self.encoder.shaping_modules())
+        return torch.float32 if like is None else like.dtype
+
+    def step(self, batch: Batch, piece: Piece) -> Step:
+        """Absorb what was read."""
+        if batch.content is None:
+            return Step(batch.piece, batch.rows, None, 0, batch.skipped)
+        if isinstance(batch.content, StateTable):
+            seen = int(batch.content.state.count.sum())
+            return Step(batch.piece, batch.rows, batch.content, seen)
+        rows, path = batch.content, str(piece.input.path)
+        skipped = [Skipped(path, bad.row, bad.reason) for bad in rows.bad]
+        if skipped and not self.skip:
+            raise _bad_row(skipped[0])
+        elements, sets = rows.elements, self._sets(rows, path)
+        try:
+            table = self._absorbed(sets, elements)
+        except NonFiniteError as error:
+            good = np.isfinite(elements).all(tuple(range(1, elements.ndim)))
+            if good.all():
+                first, last = rows.numbers[[0, -1]]
+                raise NonFiniteError(f"{path}, rows {first} to {last}: {error}") from error
+            wrong = dict.fromkeys(rows.numbers[~good].tolist())
+            skipped += [Skipped(path, row, "a number is NaN or infinite") for row in wrong]
+            if not self.skip:
+                raise _bad_row(skipped[0]) from error
+            elements, sets = elements[good], sets.filter(pa.array(good))
+            table = self._absorbed(sets, elements)
+        skipped.sort(key=lambda bad: bad.row or 0)
+        return Step(batch.piece, batch.rows, table, len(elements), tuple(skipped))
+
+    def _sets(self, rows: Rows, path: str) -> pa.Array:
+        """The set of each element: as the file says, or the file itself, or its row."""
+        if self.columns.set is not None:
+            return rows.sets
+        if rows.sets is not None:  # each row is a set
+            numbers = rows.sets.cast(pa.large_string())
+            start, colon = (pa.scalar(text, pa.large_string()) for text in (path, ":"))
+            return pc.binary_join_element_wise(start, numbers, colon)
+        places = pa.array(np.zeros(len(rows.elements), np.int32))
+        return pa.DictionaryArray.from_arrays(places, pa.array([path], pa.large_string()))
+
+    def _absorbed(self, sets: pa.Array, elements: np.ndarray) -> Table | None:
+        if not len(elements):
+            return None
+        if not elements.flags.writeable:  # torch warns, since it cannot tell that nobody writes
+            elements = elements.view()
+        given = torch.from_numpy(elements).to(self.encoder.initial_state(0).device)
+        return absorbed(self.encoder, sets, given)
+
+
+def _changed(piece: Piece) -> FileError:
+    return FileError(
+        f"{piece.input.path} has changed since this run began, so its rows may be counted wrongly. Begin anew "
+        "(--restart), when nothing writes to it any more."
+    )
+
+
+def _bad_row(bad: Skipped) -> SetfoldError:
+    return FileError(
+        f"{bad.file}, row {bad.row} (the first is row 0): {bad.reason}. Mend it, or leave out what cannot be used "
+        "with --on-error skip."
+    )

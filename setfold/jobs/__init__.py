@@ -1,0 +1,1 @@
+"""Whole jobs on files: encode, update, merge, read out; within a bound of memory, and restartable."""

@@ -1,0 +1,320 @@
+"""Files in, vectors out: the jobs, as functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from setfold.encoder import StreamingSetEncoder
+from setfold.engines import local
+from setfold.engines.task import Stamp
+from setfold.errors import InputError, StateMismatchError
+from setfold.io.columns import Columns, features_of
+from setfold.io.outputs import ArrowSink, refuse_as_target, sink_for
+from setfold.io.states import Provenance, model_bytes, model_from, read_provenance
+from setfold.jobs.memory import parse_size
+from setfold.jobs.plan import Plan, make_plan
+from setfold.jobs.run import Engine, Output, Progress, Run, Summary
+from setfold.jobs.work import SAVE_EVERY, working
+
+Names = str | Path | Sequence[str | Path]
+Tell = Callable[[Progress], None]
+
+
+def encode_sets(
+    model: nn.Module,
+    inputs: Names,
+    out: str | Path,
+    *,
+    set: str | None = None,
+    features: str | Sequence[str] | None = None,
+    explode: bool = False,
+    states: str | Path | None = None,
+    memory: str | int = "2GB",
+    skip_errors: bool = False,
+    engine: str = "local",
+    address: str | None = None,
+    resume: bool = False,
+    restart: bool = False,
+    save_every: float = SAVE_EVERY,
+    progress: Tell | None = None,
+) -> Summary:
+    """Encode all sets whose elements stand in some files: one vector for each set, in one file.
+
+    Sets may be larger than memory, more than memory holds, and spread over the files in any order. The result
+    is sorted by the sets' names.
+
+    Args:
+        model: a streaming set encoder. It is put into evaluation mode.
+        inputs: files, folders or patterns, such as "events/*.parquet".
+        out: a .parquet, .arrow or .npz file: set, count, encoding.
+        set: the column that tells which set a row belongs to; without it every file is one set.
+        features: columns in the order in which the model takes them, "x, y*0.01" or a list of such; all columns of
+            numbers but the set's if left out.
+        explode: whether each row holds many elements, in lists.
+        states: an .arrow file for the states, which can be updated and merged.
+        memory: bytes that the process may take, such as "2GB".
+        skip_errors: leave out rows and files that cannot be used, and list them in a file beside the output.
+        engine: "local" or "ray".
+        address: of a Ray cluster; "auto" for the one that this machine belongs to.
+        resume: go on with a run that was killed; begin one if there is none.
+        restart: drop what such a run has left.
+        save_every: seconds of work that a kill costs at most, if saving is quick.
+        progress: is told how far it is.
+
+    >>> import setfold, tempfile
+    >>> import pyarrow as pa, pyarrow.parquet as pq
+    >>> encoder = setfold.SlotSetEncoder(dim_in=2, num_slots=4, dim_slot=8, dim_out=8)
+    >>> events = pa.table({"event": [7, 8, 7], "x": [0.1, 0.2, 0.3], "y": [1.0, 2.0, 3.0]})
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     pq.write_table(events, f"{folder}/events.parquet")
+    ...     out = f"{folder}/encodings.parquet"
+    ...     summary = setfold.encode_sets(encoder, f"{folder}/events.parquet", out, set="event")
+    ...     print(summary.sets, pq.read_table(out)["count"].to_pylist())
+    2 [2, 1]
+    """
+    encoder = streaming(model)
+    columns = Columns(features_of(features), set, explode)
+    plan = plan_for(encoder, inputs, columns, memory=memory, skip_errors=skip_errors)
+    outputs = [Output(Path(out), sink_for(Path(out)), states=False)]
+    if states is not None:
+        provenance = Provenance(model_bytes(encoder), _stamps(plan.inputs))
+        outputs.append(_states_output(Path(states), provenance))
+    return _carried_out(
+        plan, outputs, chosen_engine(engine, address), resume, restart, progress, save_every
+    )
+
+
+def update_states(
+    states: str | Path,
+    inputs: Names,
+    *,
+    out: str | Path | None = None,
+    model: nn.Module | None = None,
+    allow: Iterable[str] = (),
+    set: str | None = None,
+    features: str | Sequence[str] | None = None,
+    explode: bool = False,
+    memory: str | int = "2GB",
+    skip_errors: bool = False,
+    again: bool = False,
+    engine: str = "local",
+    address: str | None = None,
+    resume: bool = False,
+    restart: bool = False,
+    save_every: float = SAVE_EVERY,
+    progress: Tell | None = None,
+) -> Summary:
+    """Add the elements of more files to states that were kept, and to sets that are new.
+
+    Args:
+        states: a file of states.
+        inputs: files, folders or patterns.
+        out: where the new states go; None to replace the old ones.
+        model: that made the states; None for the one in their file.
+        allow: import paths of classes of yours that the file may name.
+        set: as for `encode_sets`, like all that follows.
+        features: as there.
+        explode: as there.
+        memory: as there.
+        skip_errors: as there.
+        again: whether files may be added that are in the states already.
+        engine: as there.
+        address: as there.
+        resume: as there.
+        restart: as there.
+        save_every: as there.
+        progress: as there.
+    """
+    states = Path(states)
+    encoder = streaming(_model_of([states], model, allow))
+    columns = Columns(features_of(features), set, explode)
+    plan = plan_for(
+        encoder, inputs, columns, memory=memory, skip_errors=skip_errors, states=[states]
+    )
+    new = {name: stamp for name, stamp in plan.inputs.items() if name != str(states)}
+    known = _united([states], again)
+    twice = [name for name, stamp in _stamps(new).items() if known.get(name) == stamp]
+    if twice and not again:
+        raise InputError(
+            f"{twice[0]} is in {states} already, and would count twice ({len(twice)} such files). Leave it out, or add it "
+            "all the same with --again."
+        )
+    provenance = Provenance(model_bytes(encoder), known | _stamps(new))
+    outputs = [_states_output(Path(out or states), provenance)]
+    return _carried_out(
+        plan, outputs, chosen_engine(engine, address), resume, restart, progress, save_every
+    )
+
+
+def merge_states(
+    states: Sequence[str | Path],
+    out: str | Path,
+    *,
+    model: nn.Module | None = None,
+    allow: Iterable[str] = (),
+    memory: str | int = "2GB",
+    again: bool = False,
+    resume: bool = False,
+    restart: bool = False,
+    progress: Tell | None = None,
+) -> Summary:
+    """Merge files of states into one; sets that several have in common become one.
+
+    Args:
+        states: the files.
+        out: an .arrow file.
+        model: that made them; None for the one in the first file.
+        allow: as for `update_states`.
+        memory: as for `encode_sets`, like `resume`, `restart` and `progress`.
+        again: whether the same input may be in several of the files.
+        resume: as there.
+        restart: as there.
+        progress: as there.
+    """
+    paths = [Path(path) for path in states]
+    encoder = streaming(_model_of(paths, model, allow))
+    provenance = Provenance(model_bytes(encoder), _united(paths, again))
+    plan = plan_for(encoder, (), Columns(None, None), memory=memory, states=paths)
+    outputs = [_states_output(Path(out), provenance)]
+    return _carried_out(plan, outputs, local.steps, resume, restart, progress)
+
+
+def readout_states(
+    states: str | Path,
+    out: str | Path,
+    *,
+    model: nn.Module | None = None,
+    allow: Iterable[str] = (),
+    memory: str | int = "2GB",
+    resume: bool = False,
+    restart: bool = False,
+    progress: Tell | None = None,
+) -> Summary:
+    """Read the encodings out of a file of states.
+
+    Args:
+        states: the file.
+        out: a .parquet, .arrow or .npz file.
+        model: that made the states, perhaps with another head; None for the one in the file.
+        allow: as for `update_states`.
+        memory: as for `encode_sets`, like `resume`, `restart` and `progress`.
+        resume: as there.
+        restart: as there.
+        progress: as there.
+    """
+    encoder = streaming(_model_of([Path(states)], model, allow))
+    plan = plan_for(encoder, (), Columns(None, None), memory=memory, states=[Path(states)])
+    outputs = [Output(Path(out), sink_for(Path(out)), states=False)]
+    return _carried_out(plan, outputs, local.steps, resume, restart, progress)
+
+
+# ---- what they share ---------------------------------------------------------------------------
+
+
+def plan_for(
+    encoder: StreamingSetEncoder,
+    inputs: Names,
+    columns: Columns,
+    *,
+    memory: str | int,
+    skip_errors: bool = False,
+    states: Sequence[Path] = (),
+) -> Plan:
+    """The plan of a job."""
+    names = [inputs] if isinstance(inputs, str | Path) else list(inputs)
+    if not names and not states:
+        raise InputError("there is nothing to read: name files, folders or patterns.")
+    return make_plan(
+        encoder, names, columns, memory=parse_size(memory), skip=skip_errors, states=states
+    )
+
+
+def streaming(model: nn.Module) -> StreamingSetEncoder:
+    """The model in evaluation mode, if it folds in one pass."""
+    if isinstance(model, StreamingSetEncoder):
+        return model.eval()
+    passes = getattr(model, "passes", None)
+    if passes is not None:
+        raise InputError(
+            f"{type(model).__name__} needs {passes} passes over a set; files are read once. Fold set by set with "
+            "setfold.fold, or use an encoder that folds in one pass."
+        )
+    raise InputError(
+        f"expected a streaming set encoder; got {type(model).__name__}, which cannot be folded. setfold.check tells why."
+    )
+
+
+def chosen_engine(name: str, address: str | None) -> Engine:
+    """What computes the steps."""
+    if name == "local":
+        if address is not None:
+            raise InputError("an address is for --engine ray.")
+        return local.steps
+    if name == "ray":
+        from setfold.engines import ray
+
+        return partial(ray.steps, address=address)
+    raise InputError(f"engine must be 'local' or 'ray'; got {name!r}.")
+
+
+def _carried_out(
+    plan: Plan,
+    outputs: Sequence[Output],
+    engine: Engine,
+    resume: bool,
+    restart: bool,
+    progress: Tell | None,
+    save_every: float = SAVE_EVERY,
+) -> Summary:
+    for output in outputs:
+        refuse_as_target(output.path)
+    if len({output.path.resolve() for output in outputs}) < len(outputs):
+        raise InputError("encodings and states need files of their own.")
+    with (
+        torch.no_grad(),
+        working(outputs[0].path, resume=resume, restart=restart, save_every=save_every) as work,
+    ):
+        return Run(plan, work, engine, outputs, progress).run()
+
+
+def _states_output(path: Path, provenance: Provenance) -> Output:
+    if not path.name.endswith(ArrowSink.suffixes):
+        raise InputError(f"states go into an .arrow file; got {path}.")
+    return Output(path, ArrowSink, states=True, metadata=provenance.metadata())
+
+
+def _stamps(inputs: dict[str, Stamp]) -> dict[str, list[int]]:
+    """By full name, what files are known by."""
+    return {str(Path(name).resolve()): list(stamp) for name, stamp in inputs.items()}
+
+
+def _united(paths: Sequence[Path], again: bool) -> dict[str, list[int]]:
+    """The inputs of several files of states."""
+    known: dict[str, list[int]] = {}
+    for path in paths:
+        inputs = read_provenance(path)[2].inputs
+        twice = [name for name in inputs if known.get(name) == inputs[name]]
+        if twice and not again:
+            raise InputError(
+                f"{twice[0]} is in several of these files, and would count twice. Merge others, or allow it with --again."
+            )
+        known |= inputs
+    return known
+
+
+def _model_of(paths: Sequence[Path], model: nn.Module | None, allow: Iterable[str]) -> nn.Module:
+    if not paths:
+        raise InputError("name at least one file of states.")
+    if model is not None:
+        return model
+    content = read_provenance(paths[0])[2].model
+    if content is None:
+        raise StateMismatchError(
+            f"{paths[0]} does not hold the model that made it, which could not be written down: name it with --model."
+        )
+    return model_from(content, allow)

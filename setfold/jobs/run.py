@@ -1,0 +1,252 @@
+"""Run: read, merge, write out. What is done is written down now and then, so that it can go on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from setfold.encoder import StreamingSetEncoder
+from setfold.engines.task import Piece, Step, Task
+from setfold.io.outputs import Sink
+from setfold.jobs import memory
+from setfold.jobs.plan import Plan
+from setfold.jobs.work import Work
+from setfold.tables.runs import in_order, read_run, write_run
+from setfold.tables.spill import BUCKETS
+from setfold.tables.store import Store
+from setfold.tables.table import StateTable, read_out
+
+Engine = Callable[[Task, Sequence[Piece], int, int], Iterator[Step]]
+
+
+class Progress(NamedTuple):
+    """How far a run is."""
+
+    doing: str  # "reading", "merging" or "writing"
+    done: float  # of `total`: bytes, buckets or sets
+    total: float
+    elements: int
+    seconds: float  # of this process
+    memory: int  # bytes, now
+
+    @property
+    def left(self) -> float | None:
+        """Seconds that what it is doing will still take; None where that cannot be told yet."""
+        if not 0 < self.done <= self.total:
+            return None
+        return self.seconds * (self.total - self.done) / self.done
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a run did.
+
+    Args:
+        sets: in the output.
+        elements: that they are made of.
+        skipped: rows and files that were left out.
+        seconds: that it took, all its parts together.
+        bytes_read: of the inputs.
+        spills: how often memory was emptied to disk.
+        bytes_spilled: that went there.
+        peak_memory: the most bytes that this process has had.
+        out: the files that were written.
+        report: the file that lists what was left out; None if nothing was.
+    """
+
+    sets: int
+    elements: int
+    skipped: int
+    seconds: float
+    bytes_read: int
+    spills: int
+    bytes_spilled: int
+    peak_memory: int
+    out: tuple[str, ...]
+    report: str | None
+
+    @property
+    def rate(self) -> float:
+        """Elements in a second."""
+        return self.elements / self.seconds if self.seconds else 0.0
+
+
+class Output(NamedTuple):
+    """A file to be written: of encodings, or of states."""
+
+    path: Path
+    sink: type[Sink]
+    states: bool
+    metadata: Mapping[bytes, bytes] | None = None
+
+
+class Run:
+    """A plan being carried out.
+
+    Args:
+        plan: what to do.
+        work: where to keep what is needed to go on.
+        engine: what computes the steps.
+        outputs: what to write.
+        progress: is told how far it is, after every step.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        work: Work,
+        engine: Engine,
+        outputs: Sequence[Output],
+        progress: Callable[[Progress], None] | None = None,
+    ) -> None:
+        self.plan, self.work, self.engine, self.outputs = plan, work, engine, outputs
+        self.progress = progress
+        self.encoder: StreamingSetEncoder = plan.task.encoder
+        self.store = Store(self.encoder, work.spill, plan.division.budget)
+        self.journal = work.begin(plan.job())
+        self.before = self.journal.seconds
+        self.started = self.phase_started = time.monotonic()
+
+    def run(self) -> Summary:
+        """Do what is left to do."""
+        journal = self.journal
+        if not journal.publish:
+            if journal.buckets is None:
+                self.work.restore(self.store)
+                self._read()
+            self._write(self._tables())
+        self.work.publish()
+        report = self._report()
+        return Summary(
+            journal.sets,
+            journal.elements,
+            journal.skipped,
+            journal.seconds,
+            round(journal.read),
+            journal.spills,
+            journal.spilled,
+            memory.peak(),
+            tuple(str(output.path) for output in self.outputs),
+            report,
+        )
+
+    # ---- read ----------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        journal, pieces = self.journal, self.plan.pieces
+        if not journal.piece and not journal.rows and not journal.skipped:
+            self.work.note(self.plan.skipped)
+            journal.skipped = len(self.plan.skipped)
+        ends = _running([piece.bytes for piece in pieces])
+        for step in self.engine(self.plan.task, pieces, journal.piece, journal.rows):
+            if step.table is not None:
+                self.store.add(step.table)
+            self.work.note(step.skipped)
+            piece = pieces[step.piece]
+            share = step.rows / (piece.stop - piece.start) if piece.stop is not None else 0.5
+            journal.count(step, ends[step.piece] - piece.bytes * (1 - min(share, 1.0)))
+            if self.work.is_due():
+                self._save(self.store)
+            self._tell("reading", journal.read, self.plan.bytes)
+        journal.read = ends[-1] if ends else 0.0
+
+    def _save(self, store: Store | None = None) -> None:
+        self.journal.seconds = self.before + time.monotonic() - self.started
+        self.work.save(store)
+
+    # ---- merge ---------------------------------------------------------------------------------
+
+    def _tables(self) -> Iterator[StateTable]:
+        """All sets in the order of their names."""
+        journal = self.journal
+        if journal.buckets is None and self.store.fits():
+            yield from self.store.drain()
+        else:
+            self._merge()
+            folder = self.work.folder / "runs"
+            yield from in_order([read_run(folder / name) for name in journal.runs])
+        journal.spills, journal.spilled = self.store.spills, self.store.spilled
+
+    def _merge(self) -> None:
+        """Bucket by bucket, until all are sorted runs on disk."""
+        journal, store = self.journal, self.store
+        self.phase_started = time.monotonic()
+        if journal.buckets is None:
+            journal.buckets = store.close()
+            journal.memory, journal.spills, journal.spilled = None, store.spills, store.spilled
+            self._save()
+        store.spills, store.spilled = journal.spills, journal.spilled
+        total = len(journal.buckets)
+        rows = max(1, store.budget // (4 * BUCKETS * store.state_bytes))
+        while journal.buckets:
+            bucket = journal.buckets[0]
+            names = []
+            for number, table in enumerate(store.drain_bucket(bucket)):
+                names.append(f"{bucket:02d}-{number}.arrow")
+                write_run(self.work.folder / "runs" / names[-1], table, rows)
+            journal.buckets.pop(0)
+            journal.runs += names
+            journal.spills, journal.spilled = store.spills, store.spilled
+            self._save()
+            store.drop_bucket(bucket)  # only now: before, a kill would have lost it
+            self._tell("merging", total - len(journal.buckets), total)
+
+    # ---- write ---------------------------------------------------------------------------------
+
+    def _write(self, tables: Iterator[StateTable]) -> None:
+        journal, folder = self.journal, self.work.folder
+        names = {f"output-{number}": output for number, output in enumerate(self.outputs)}
+        sinks = {name: o.sink(folder / name, o.metadata) for name, o in names.items()}
+        journal.sets = 0
+        self.phase_started = time.monotonic()
+        for table in _or_empty(tables, self.plan.set_type, self.encoder):
+            for name, output in names.items():
+                for part in table.parts() if output.states else read_out(self.encoder, table):
+                    sinks[name].write(part)
+            journal.sets += len(table)
+            self._tell("writing", journal.sets, 0)
+        for sink in sinks.values():
+            sink.close()
+        journal.publish = {name: str(output.path) for name, output in names.items()}
+        self._save()
+
+    def _report(self) -> str | None:
+        """Put the list of what was left out beside the output."""
+        path = self.outputs[0].path
+        report = path.with_name(path.name + ".skipped.jsonl")
+        if self.work.skipped.exists():
+            self.work.skipped.replace(report)
+        elif not self.journal.skipped:
+            report.unlink(missing_ok=True)  # of an earlier run
+            return None
+        return str(report)
+
+    def _tell(self, doing: str, done: float, total: float) -> None:
+        if self.progress is not None:
+            seconds = time.monotonic() - self.phase_started
+            self.progress(
+                Progress(doing, done, total, self.journal.elements, seconds, memory.used())
+            )
+
+
+def _running(sizes: Sequence[float]) -> list[float]:
+    """The sums of the first one, two, ... sizes."""
+    total, found = 0.0, []
+    for size in sizes:
+        total += size
+        found.append(total)
+    return found
+
+
+def _or_empty(
+    tables: Iterator[StateTable], kind: pa.DataType, encoder: StreamingSetEncoder
+) -> Iterator[StateTable]:
+    """The tables, or one without sets: an output has its columns even if nothing is in it."""
+    first: Any = next(tables, None)
+    yield first or StateTable(pa.array([], kind), encoder.initial_state(0))
+    yield from tables

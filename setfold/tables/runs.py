@@ -1,0 +1,62 @@
+"""Runs: tables of states that are each sorted, read as one that is sorted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from setfold.tables.table import StateTable
+
+
+def write_run(path: Path, table: StateTable, rows: int) -> None:
+    """Write a sorted table to a file.
+
+    Args:
+        path: the file.
+        table: of any number of sets.
+        rows: sets that will be read at once.
+    """
+    arrow = table.to_arrow()
+    with pa.ipc.new_file(str(path), arrow.schema) as writer:
+        writer.write_table(arrow, max_chunksize=rows)
+
+
+def read_run(path: Path) -> Iterator[pa.Table]:
+    """What `write_run` wrote, some sets at a time."""
+    number = 0
+    while True:
+        # Opened each time: there may be more runs than files that may be open. Not mapped: what
+        # was read should not stay in memory.
+        with pa.OSFile(str(path)) as source, pa.ipc.open_file(source) as file:
+            if number == file.num_record_batches:
+                return
+            window = pa.Table.from_batches([file.get_batch(number)])
+        yield window
+        number += 1
+
+
+def in_order(runs: Sequence[Iterator[pa.Table]]) -> Iterator[StateTable]:
+    """The sets of all runs in the order of their names.
+
+    Args:
+        runs: each sorted; no set stands in two of them.
+
+    In each step everything goes out up to the first name at which the next piece of some run
+    must be read.
+    """
+    heads = [(window, run) for run in runs if (window := next(run, None)) is not None]
+    while heads:
+        bound = min(window["set"][-1].as_py() for window, _ in heads)
+        last = pa.scalar(bound, heads[0][0]["set"].type)
+        going, staying = [], []
+        for window, run in heads:
+            cut = pc.sum(pc.less_equal(window["set"], last)).as_py()
+            going.append(window.slice(0, cut))
+            rest = window.slice(cut) if cut < len(window) else next(run, None)
+            if rest is not None:
+                staying.append((rest, run))
+        heads = staying
+        yield StateTable.from_arrow(pa.concat_tables(going)).sorted()

@@ -1,0 +1,197 @@
+"""The sizes and accidents of real life; minutes long, so only on request: make stress."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import setfold
+
+pytestmark = pytest.mark.skipif(
+    not os.environ.get("SETFOLD_STRESS"), reason="takes minutes; SETFOLD_STRESS=1 asks for it"
+)
+WIDTH, SLOTS = 16, 16
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("model") / "model.safetensors"
+    setfold.save(setfold.SlotSetEncoder(WIDTH, SLOTS, 32, 64), path)
+    return path
+
+
+def write(folder, ids, files, seed=0):
+    """Rows whose numbers follow from a file's number, so that they need not be kept."""
+    folder.mkdir()
+    for number, some in enumerate(np.array_split(ids, files)):
+        table = pa.table({"event": some, **columns(number, len(some), seed)})
+        pq.write_table(table, folder / f"part {number:03d}.parquet", row_group_size=1 << 17)
+    return folder
+
+
+def columns(number, count, seed=0):
+    generator = np.random.default_rng((seed, number))
+    elements = generator.standard_normal((count, WIDTH), dtype=np.float32)
+    return {f"f{i}": elements[:, i] for i in range(WIDTH)}
+
+
+def typed(*words):
+    """Start the command in a process of its own."""
+    command = [sys.executable, "-m", "setfold.cli", *map(str, words)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def encoded(model, folder, out, memory, *words):
+    """Run the command to its end; gives its summary, with the peak memory that Linux saw."""
+    options = ["--set", "event", "--out", out, "--memory", memory, "--json", *words]
+    process = typed("encode", model, folder, *options)
+    text, errors = process.communicate()
+    assert process.returncode == 0, errors
+    return json.loads(text)
+
+
+def reference(model, folder, wanted):
+    """Counts of all sets, and the encodings of some by the paper's formula, in float64."""
+    encoder = setfold.load(model).double()
+    with torch.no_grad():
+        slots = encoder.initial_state(1).slots[0]
+        queries = encoder.to_query(encoder.norm(slots)).numpy()
+    key, value = (
+        [p.detach().numpy() for p in layer.parameters()]
+        for layer in (encoder.to_key, encoder.to_value)
+    )
+    counts, sums = {}, {name: np.zeros((SLOTS, 64)) for name in wanted}
+    for path in sorted(folder.iterdir()):
+        table = pq.read_table(path)
+        ids = table["event"].to_numpy()
+        elements = np.stack([table[f"f{i}"].to_numpy() for i in range(WIDTH)], 1)
+        for name, count in zip(*np.unique(ids, return_counts=True), strict=True):
+            counts[int(name)] = counts.get(int(name), 0) + int(count)
+        for name in wanted:
+            own = elements[ids == name].astype(np.float64)
+            scores = (own @ key[0].T + key[1]) @ queries.T / 8
+            weights = 1 / (1 + np.exp(-scores)) + 1e-8
+            weights /= weights.sum(1, keepdims=True)
+            sums[name] += weights.T @ (own @ value[0].T + value[1])
+    return counts, {name: total / counts[name] for name, total in sums.items()}
+
+
+def assert_right(model, folder, out, sample):
+    found = pq.read_table(out)
+    names = found["set"].to_numpy()
+    assert (np.diff(names) > 0).all()
+    wanted = np.random.default_rng(0).choice(names, sample, replace=False).tolist()
+    counts, encodings = reference(model, folder, wanted)
+    assert dict(zip(names.tolist(), found["count"].to_pylist(), strict=True)) == counts
+    for name in wanted:
+        place = int(np.searchsorted(names, name))
+        encoding = np.array(found["encoding"][place].as_py()).reshape(SLOTS, 64)
+        np.testing.assert_allclose(encoding, encodings[name], rtol=1e-4, atol=1e-6)
+
+
+def test_twenty_million_elements_of_sets_of_very_different_size(tmp_path, model):
+    generator = np.random.default_rng(0)
+    weights = 1 / np.arange(1, 2001) ** 1.2
+    ids = generator.choice(2000, 20_000_000, p=weights / weights.sum())
+    folder = write(tmp_path / "in", ids, 40)
+    facts = encoded(model, folder, tmp_path / "out.parquet", "1GB")
+    print(facts)
+    assert facts["elements"] == 20_000_000
+    assert facts["peak_memory"] < 1_000_000_000
+    assert_right(model, folder, tmp_path / "out.parquet", 20)
+
+
+@pytest.mark.parametrize("is_shuffled", [False, True])
+def test_two_million_small_sets(tmp_path, model, is_shuffled):
+    ids = np.repeat(np.arange(2_000_000), 5)
+    if is_shuffled:
+        np.random.default_rng(0).shuffle(ids)
+    folder = write(tmp_path / "in", ids, 20)
+    facts = encoded(model, folder, tmp_path / "out.parquet", "1GB")
+    print(facts)
+    assert (facts["sets"], facts["elements"]) == (2_000_000, 10_000_000)
+    assert facts["spills"] > 0
+    assert facts["peak_memory"] < 1_000_000_000
+    found = pq.read_table(tmp_path / "out.parquet", columns=["set", "count"])
+    assert (found["set"].to_numpy() == np.arange(2_000_000)).all()
+    assert (found["count"].to_numpy() == 5).all()
+
+
+def test_killed_twenty_times(tmp_path, model):
+    ids = np.random.default_rng(0).integers(0, 150_000, 3_000_000)
+    folder = write(tmp_path / "in", ids, 6)
+    started = time.monotonic()
+    whole = encoded(model, folder, tmp_path / "whole.parquet", "600MB")
+    duration = time.monotonic() - started
+    assert whole["spills"] > 0
+    options = [
+        "--set",
+        "event",
+        "--out",
+        tmp_path / "parts.parquet",
+        "--memory",
+        "600MB",
+        "--resume",
+    ]
+    kills, generator = 0, random.Random(0)
+    while kills < 20:
+        process = typed("encode", model, folder, *options)
+        try:
+            process.communicate(timeout=generator.uniform(0.15, 0.5) * duration)
+            assert process.returncode == 0
+            break
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+            kills += 1
+            assert not (tmp_path / "parts.parquet").exists()
+    print("kills:", kills)
+    encoded(model, folder, tmp_path / "parts.parquet", "600MB", "--resume")
+    assert (tmp_path / "parts.parquet").read_bytes() == (tmp_path / "whole.parquet").read_bytes()
+
+
+def test_a_disk_that_is_full(tmp_path, model):
+    ids = np.random.default_rng(0).integers(0, 100_000, 2_000_000)
+    folder, small = write(tmp_path / "in", ids, 4), tmp_path / "small disk"
+    small.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=60m", "none", small], check=False)
+    if mounted.returncode:
+        pytest.skip("a small disk can only be made by root")
+    try:
+        options = ["--set", "event", "--out", small / "out.parquet", "--memory", "600MB"]
+        process = typed("encode", model, folder, *options)
+        _, errors = process.communicate()
+        assert process.returncode == 2
+        assert "is full" in errors
+        assert "--resume" in errors
+        assert not (small / "out.parquet").exists()
+        subprocess.run(["mount", "-o", "remount,size=2g", small], check=True)
+        encoded(model, folder, small / "out.parquet", "600MB", "--resume")
+        encoded(model, folder, tmp_path / "whole.parquet", "600MB")
+        whole = (tmp_path / "whole.parquet").read_bytes()
+        assert (small / "out.parquet").read_bytes() == whole
+    finally:
+        subprocess.run(["umount", small], check=True)
+
+
+def test_two_runs_at_once(tmp_path, model):
+    ids = np.random.default_rng(0).integers(0, 1000, 2_000_000)
+    folder = write(tmp_path / "in", ids, 4)
+    options = ["--set", "event", "--out", tmp_path / "out.parquet"]
+    processes = [typed("encode", model, folder, *options) for _ in range(2)]
+    ends = [(process.communicate()[1], process.returncode) for process in processes]
+    assert sorted(code for _, code in ends) in ([0, 0], [0, 2])
+    assert all("another process is writing" in errors for errors, code in ends if code)
+    assert_right(model, folder, tmp_path / "out.parquet", 5)
