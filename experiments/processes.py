@@ -18,9 +18,9 @@ from lightning_fabric.strategies.ddp import DDPStrategy
 from torch import Tensor
 
 from experiments import records
-from setfold.locks import hold
 from experiments.records import Circumstances
 from setfold import InputError
+from setfold.locks import hold
 
 
 class _Mixed(MixedPrecision):

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import setfold
-from setfold.locks import hold
 from experiments.recipe import Metrics
 from setfold.errors import FileError
 from setfold.files import write_atomically
+from setfold.locks import hold
 
 ROOT = Path(__file__).parent.parent
 

@@ -51,8 +51,10 @@ if TYPE_CHECKING:
     from setfold.io.models import load as load
     from setfold.io.models import save as save
     from setfold.io.partials import merge_partials as merge_partials
+    from setfold.io.partials import pack_partials as pack_partials
     from setfold.io.partials import partial_states as partial_states
     from setfold.io.partials import read_partials as read_partials
+    from setfold.io.partials import unpack_partials as unpack_partials
     from setfold.jobs.encode import encode_sets as encode_sets
     from setfold.jobs.encode import merge_states as merge_states
     from setfold.jobs.encode import readout_states as readout_states
@@ -101,7 +103,13 @@ _HOMES = {
     ),
     "setfold.folding": ("fold",),
     "setfold.io.models": ("load", "save"),
-    "setfold.io.partials": ("merge_partials", "partial_states", "read_partials"),
+    "setfold.io.partials": (
+        "merge_partials",
+        "pack_partials",
+        "partial_states",
+        "read_partials",
+        "unpack_partials",
+    ),
     "setfold.jobs.encode": ("encode_sets", "merge_states", "readout_states", "update_states"),
     "setfold.passes": ("Layer", "LayeredSetEncoder", "MultiPassSetEncoder"),
     "setfold.state": ("SetState",),

@@ -61,10 +61,12 @@ PUBLIC = [
     "load",
     "merge_partials",
     "merge_states",
+    "pack_partials",
     "partial_states",
     "read_partials",
     "readout_states",
     "save",
+    "unpack_partials",
     "update_states",
 ]
 ERRORS = {

@@ -192,8 +192,8 @@ class Task:
     def _absorbed(self, sets: pa.Array, elements: np.ndarray) -> Table | None:
         if not len(elements):
             return None
-        if not elements.flags.writeable:  # torch warns, since it cannot tell that nobody writes
-            elements = elements.view()
+        if not elements.flags.writeable:  # Arrow's own, which torch must not see
+            elements = elements.copy()
         given = torch.from_numpy(elements).to(self.encoder.initial_state(0).device)
         return absorbed(self.encoder, sets, given)
 

@@ -72,6 +72,12 @@ def merge_partials(tables: Iterable[pa.Table]) -> pa.Table:
 
     Args:
         tables: from `partial_states` or from here, or put together from such.
+
+    >>> import setfold
+    >>> encoder, rows = setfold.Pool(1, "mean").eval(), pa.table({"event": [7, 8], "x": [1.0, 3.0]})
+    >>> table = partial_states(encoder, rows, set="event")
+    >>> merge_partials([table, table])["count"].to_pylist()
+    [2, 2]
     """
     found: list[StateTable] = []
     for table in tables:
@@ -85,6 +91,11 @@ def read_partials(encoder: StreamingSetEncoder, table: pa.Table) -> pa.Table:
     Args:
         encoder: that made the states, perhaps with another head.
         table: the states.
+
+    >>> import setfold
+    >>> encoder, rows = setfold.Pool(1, "mean").eval(), pa.table({"event": [7, 7], "x": [1.0, 3.0]})
+    >>> read_partials(encoder, partial_states(encoder, rows, set="event")).to_pylist()
+    [{'set': 7, 'count': 2, 'encoding': [2.0]}]
     """
     return pa.concat_tables(read_out(encoder, StateTable.from_arrow(table)))
 
@@ -125,6 +136,12 @@ def unpack_partials(encoder: StreamingSetEncoder, packed: pa.RecordBatch | pa.Ta
 
     Raises:
         StateMismatchError: another model made them, or they are damaged.
+
+    >>> import setfold
+    >>> encoder, rows = setfold.Pool(1, "mean").eval(), pa.table({"event": [7, 7], "x": [1.0, 3.0]})
+    >>> packed = pack_partials(partial_states(encoder, rows, set="event"))
+    >>> unpack_partials(encoder, packed)["count"].to_pylist()
+    [2]
     """
     if isinstance(packed, pa.RecordBatch):
         packed = pa.Table.from_batches([packed])

@@ -129,6 +129,18 @@ def update_states(
         restart: as there.
         save_every: as there.
         progress: as there.
+
+    >>> import numpy as np, setfold, tempfile
+    >>> encoder = setfold.SlotSetEncoder(dim_in=2, num_slots=4, dim_slot=8, dim_out=8)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for day in ("monday", "tuesday"):
+    ...         np.save(f"{folder}/{day}.npy", np.ones((5, 2), np.float32))
+    ...     states = f"{folder}/states.arrow"
+    ...     _ = setfold.encode_sets(
+    ...         encoder, f"{folder}/monday.npy", f"{folder}/out.npz", states=states
+    ...     )
+    ...     setfold.update_states(states, f"{folder}/tuesday.npy").sets
+    2
     """
     states = Path(states)
     encoder = streaming(_model_of([states], model, allow))
@@ -175,6 +187,19 @@ def merge_states(
         resume: as there.
         restart: as there.
         progress: as there.
+
+    >>> import numpy as np, setfold, tempfile
+    >>> encoder = setfold.SlotSetEncoder(dim_in=2, num_slots=4, dim_slot=8, dim_out=8)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for day in ("monday", "tuesday"):
+    ...         name = f"{folder}/{day}"
+    ...         np.save(f"{name}.npy", np.ones((5, 2), np.float32))
+    ...         _ = setfold.encode_sets(
+    ...             encoder, f"{name}.npy", f"{name}.npz", states=f"{name}.arrow"
+    ...         )
+    ...     days = [f"{folder}/monday.arrow", f"{folder}/tuesday.arrow"]
+    ...     setfold.merge_states(days, f"{folder}/both.arrow").elements
+    10
     """
     paths = [Path(path) for path in states]
     encoder = streaming(_model_of(paths, model, allow))
@@ -206,6 +231,17 @@ def readout_states(
         resume: as there.
         restart: as there.
         progress: as there.
+
+    >>> import numpy as np, setfold, tempfile
+    >>> encoder = setfold.SlotSetEncoder(dim_in=2, num_slots=4, dim_slot=8, dim_out=8)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     name = f"{folder}/scan"
+    ...     np.save(f"{name}.npy", np.ones((5, 2), np.float32))
+    ...     _ = setfold.encode_sets(encoder, f"{name}.npy", f"{name}.npz", states=f"{name}.arrow")
+    ...     _ = setfold.readout_states(f"{name}.arrow", f"{name}.parquet")
+    ...     import pyarrow.parquet as pq
+    ...     pq.read_table(f"{name}.parquet")["count"].to_pylist()
+    [5]
     """
     encoder = streaming(_model_of([Path(states)], model, allow))
     plan = plan_for(encoder, (), Columns(None, None), memory=memory, states=[Path(states)])

@@ -151,7 +151,9 @@ def test_encodings_come_with_set_and_count():
     (found,) = read_out(encoder, table)
     assert found["set"].to_pylist() == ["b", "a"]
     assert found["count"].to_pylist() == [2, 1]
-    assert np.allclose(found["encoding"].to_pylist(), encoder.readout(table.state).detach().flatten(1))
+    assert np.allclose(
+        found["encoding"].to_pylist(), encoder.readout(table.state).detach().flatten(1)
+    )
 
 
 # ---- buckets and files -------------------------------------------------------------------------
