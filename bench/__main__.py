@@ -17,14 +17,14 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench import disk, folds, gradients, memory, plots, precision, report, speed, streams
+from bench import disk, files, folds, gradients, memory, plots, precision, report, speed, streams
 from bench.encoders import ENCODERS
 from bench.machine import about, described, recycle_memory
 from bench.peers import PEERS
 from bench.plan import FULL, MIDDLE, NARROW, QUICK, SHAPES, SMALL_LENGTHS, Plan
 from bench.results import Results, pass_name
 
-PARTS = ("peers", "encoders", "gradients")
+PARTS = ("peers", "encoders", "gradients", "files")
 FILE_WIDTH = 145  # columns of what is printed into a pipe or a file
 
 
@@ -47,6 +47,7 @@ def steps(plan: Plan, directory: Path, only: str | None = None) -> list[Step]:
         "peers": peer_steps(plan),
         "encoders": encoder_steps(plan),
         "gradients": gradient_steps(plan, directory),
+        "files": file_steps(plan, directory),
     }
     chosen = parts.values() if only is None else [parts[only]]
     return [Step("load all libraries", _load), *chain(*chosen)]
@@ -119,6 +120,14 @@ def gradient_steps(plan: Plan, directory: Path) -> list[Step]:
     run = partial(disk.measure, plan=plan, directory=directory)
     found.append(Step(f"a training step from disk, n = {plan.disk_length:,}", run))
     return found
+
+
+def file_steps(plan: Plan, directory: Path) -> list[Step]:
+    """Sets in files; none where memory cannot be measured."""
+    if not memory.can_measure():
+        return []
+    run = partial(files.compare, plan=plan, directory=directory)
+    return [Step(f"sets in files, n = {plan.file_rows:,}", run)]
 
 
 def _load(results: Results) -> None:

@@ -49,6 +49,8 @@ class Plan:
             grow, and how often each of them comes by.
         short_sets: number of sets in the ragged update.
         small_updates: length of a chain of small updates.
+        file_rows: elements in the files that are encoded.
+        file_rounds: how often each contender reads them.
     """
 
     lengths: tuple[int, ...] = (1_000, 10_000, 100_000)
@@ -74,6 +76,8 @@ class Plan:
     pool_visits: int = 100
     short_sets: int = 10_000
     small_updates: int = 600
+    file_rows: int = 4_000_000
+    file_rounds: int = 3
 
     @property
     def for_encoders(self) -> Plan:
@@ -112,6 +116,8 @@ QUICK = Plan(
     pool_visits=10,
     short_sets=200,
     small_updates=60,
+    file_rows=20_000,
+    file_rounds=1,
 )
 
 
@@ -129,6 +135,8 @@ FOLD_CHUNK = 10_000  # and where a fold is, of which only one chunk is in memory
 GRADIENT_CHUNK = 2**14  # and where training steps are compared
 GRAPH_LIMIT = 4_000.0  # MB above the input up to which autograd is asked for a whole set's graph
 LONGEST_SHORT_SET = 20
+FILES, FILE_SETS = 40, 2_000  # of the benchmark on files
+FILES_MEMORY = 2_000_000_000  # bytes, which are the command's default
 SMALL_LENGTHS = (1, 10, 100)  # elements of one small update
 
 
@@ -151,6 +159,9 @@ class Bounds:
     exact_on_features: float = 1.6
     exact_alone: float = 1.0
     process_megabytes: float = 1_000.0
+    files_speed: float = 0.6
+    files_linear: float = 2.2
+    files_flat: float = 1.1
 
 
 def _by_shape(*bounds: float) -> dict[Shape, float]:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.encoders import ENCODER_NOTES, ENCODERS
+from bench.files import FILES_NOTES, READING, SHAPE
 from bench.folds import passes
 from bench.gradients import GRADIENT_NOTES, MODELS, Model
 from bench.machine import described
@@ -57,6 +58,7 @@ def write(results: Results, facts: Facts, directory: Path) -> list[str]:
         "peers": [cell.described() for cell in results.cells],
         "encoders": [cell.described() for cell in results.encoder_cells],
         "folds": [cost.described() for cost in results.folds],
+        "files": [cost.described() for cost in results.files],
         "training steps": [cost.described() for cost in results.training_steps],
         "memory": [
             {**case._asdict(), "megabytes": megabytes} for case, megabytes in results.memory.items()
@@ -70,7 +72,12 @@ def write(results: Results, facts: Facts, directory: Path) -> list[str]:
 
 def show(results: Results, facts: Facts, console: Console) -> None:
     """Print everything as tables, the targets last."""
-    tables = (*peer_tables(results), *encoder_tables(results), *gradient_tables(results))
+    tables = (
+        *peer_tables(results),
+        *encoder_tables(results),
+        *gradient_tables(results),
+        *file_tables(results),
+    )
     for sheet in (*tables, target_sheet(results)):
         console.print(_drawn(sheet, console.width))
     for omission in results.omissions:
@@ -139,6 +146,22 @@ def gradient_tables(results: Results) -> Iterator[Sheet]:
         if costs:
             yield step_time_sheet(model, costs)
             yield step_memory_sheet(results, model)
+
+
+def file_tables(results: Results) -> Iterator[Sheet]:
+    """Contenders on files: nanoseconds for each element, beside reading alone, and memory."""
+    for cost in results.files:
+        rows: list[Row] = []
+        for name in cost.timings.samples:
+            nanoseconds = cost.timings.seconds(name) / cost.rows * 1e9
+            memory = f"{cost.megabytes[name]:,.0f}"
+            known = READING in cost.timings.samples
+            beside = f"{cost.timings.ratio(name, READING):.2f}×" if known else NOTHING
+            rows.append((name, f"{nanoseconds:.0f}", beside, memory))
+        title = (
+            f"CPU time and peak memory, {power(cost.rows)} elements in {cost.files} files, {SHAPE}"
+        )
+        yield Sheet(title, ("", "ns / element", f"/ {READING}", "MB"), rows, "lrrr")
 
 
 def time_sheets(what: str, cells: list[Cell], names: Iterable[str]) -> Iterator[Sheet]:
@@ -277,6 +300,7 @@ def _markdown(results: Results, facts: Facts) -> str:
     lines += _chapter("The Slot Set Encoder and its peers", peer_tables(results), NOTES)
     lines += _chapter("Every encoder", encoder_tables(results), ENCODER_NOTES)
     lines += _chapter("Gradients of sets that do not fit", gradient_tables(results), GRADIENT_NOTES)
+    lines += _chapter("Sets in files", file_tables(results), FILES_NOTES)
     return "\n".join(lines) + "\n"
 
 

@@ -102,6 +102,26 @@ class StepCost:
         }
 
 
+@dataclass(frozen=True)
+class FilesCost:
+    """What it takes to encode sets in files, or to do something else with them, side by side."""
+
+    rows: int
+    files: int
+    timings: Timings
+    megabytes: dict[str, float]  # peak of the whole process
+
+    def described(self) -> dict[str, Any]:
+        names = list(self.timings.samples)
+        return {
+            "elements": self.rows,
+            "files": self.files,
+            "rounds": self.timings.rounds,
+            "seconds": {name: self.timings.seconds(name) for name in names},
+            "megabytes": self.megabytes,
+        }
+
+
 TITLES = {
     1: "Speed on whole sets, sum and mean",
     2: "Peak memory above the input",
@@ -112,6 +132,7 @@ TITLES = {
     7: "Cost of a softmax over elements",
     8: "Growth of memory where a fold is trained",
     9: "Exact gradients of sets that do not fit",
+    10: "Sets in files",
 }
 
 
@@ -186,6 +207,7 @@ class Results:
         folds: what it costs to fold rather than to see the whole set.
         memory: peak above the input and the warmed-up process, in megabytes.
         training_steps: what it costs to find gradients one way or another.
+        files: what it takes to encode sets in files, and to do without.
         omissions: what this machine could not be asked for, and why.
     """
 
@@ -197,6 +219,7 @@ class Results:
     folds: list[FoldCost] = field(default_factory=list)
     memory: dict[MemoryCase, float] = field(default_factory=dict)
     training_steps: list[StepCost] = field(default_factory=list)
+    files: list[FilesCost] = field(default_factory=list)
     omissions: list[str] = field(default_factory=list)
     targets: list[Target] = field(default_factory=list)
 

@@ -38,12 +38,13 @@ def test_the_quick_benchmark_runs(tmp_path):
         assert len(results[found]) == len(SHAPES) * 2 * 2  # passes and lengths
         assert set().union(*(cell["seconds"] for cell in results[found])) == set(names)
     assert [fold["name"] for fold in results["folds"]] == list(passes())
-    assert {target["number"] for target in results["targets"]} == set(range(1, 10))
+    assert {target["number"] for target in results["targets"]} == set(range(1, 11))
     ways = {"forward+backward", "fold, forward", "fold, forward+backward"}
     measured = {(case["name"], case["way"]) for case in results["memory"]}
     assert measured >= {(name, way) for name in passes() for way in ways}
     trained = [(cost["model"], cost["n"]) for cost in results["training steps"]]
     assert trained == [(model.title, n) for model in MODELS for n in QUICK.gradient_lengths]
+    assert [cost["files"] for cost in results["files"]] == [40, 40, 4]
     table = (tmp_path / "table.md").read_text()
     steps = [label for model in MODELS for label in model.lines]
     assert all(f"| {name} |" in table for name in (*PEERS, *ENCODERS, *steps))

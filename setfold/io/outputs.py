@@ -80,7 +80,7 @@ class NpzSink(ArrowSink):
     def close(self) -> None:
         """Turn the Arrow file, in which tables of any number could be collected, into arrays."""
         super().close()
-        arrow = self.path.with_name(self.path.name + ".arrow")
+        arrow = self.path.with_name(self.path.name + ".table")
         self.path.rename(arrow)
         with zipfile.ZipFile(self.path, "w") as archive:
             for name in ("set", "count", "encoding"):

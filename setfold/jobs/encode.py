@@ -18,10 +18,11 @@ from setfold.io.outputs import ArrowSink, refuse_as_target, sink_for
 from setfold.io.states import Provenance, model_bytes, model_from, read_provenance
 from setfold.jobs.memory import parse_size
 from setfold.jobs.plan import Plan, make_plan
-from setfold.jobs.run import Engine, Output, Progress, Run, Summary
+from setfold.jobs.run import Engine, Output, Progress, Run, Summary, published
 from setfold.jobs.work import SAVE_EVERY, working
 
 Names = str | Path | Sequence[str | Path]
+Job = tuple[Plan, list[Output]]
 Tell = Callable[[Progress], None]
 
 
@@ -77,16 +78,19 @@ def encode_sets(
     ...     print(summary.sets, pq.read_table(out)["count"].to_pylist())
     2 [2, 1]
     """
-    encoder = streaming(model)
+    encoder, compute = streaming(model), chosen_engine(engine, address)
     columns = Columns(features_of(features), set, explode)
-    plan = plan_for(encoder, inputs, columns, memory=memory, skip_errors=skip_errors)
-    outputs = [Output(Path(out), sink_for(Path(out)), states=False)]
-    if states is not None:
-        provenance = Provenance(model_bytes(encoder), _stamps(plan.inputs))
-        outputs.append(_states_output(Path(states), provenance))
-    return _carried_out(
-        plan, outputs, chosen_engine(engine, address), resume, restart, progress, save_every
-    )
+    kept = None if states is None else _as_states(states)
+
+    def prepare() -> Job:
+        plan = plan_for(encoder, inputs, columns, memory=memory, skip_errors=skip_errors)
+        outputs = [Output(Path(out), sink_for(Path(out)), states=False)]
+        if kept is not None:
+            provenance = Provenance(model_bytes(encoder), _stamps(plan.inputs))
+            outputs.append(Output(kept, ArrowSink, True, provenance.metadata()))
+        return plan, outputs
+
+    return _carried_out(Path(out), prepare, compute, resume, restart, progress, save_every)
 
 
 def update_states(
@@ -142,25 +146,26 @@ def update_states(
     ...     setfold.update_states(states, f"{folder}/tuesday.npy").sets
     2
     """
-    states = Path(states)
-    encoder = streaming(_model_of([states], model, allow))
+    old, new, compute = Path(states), _as_states(out or states), chosen_engine(engine, address)
     columns = Columns(features_of(features), set, explode)
-    plan = plan_for(
-        encoder, inputs, columns, memory=memory, skip_errors=skip_errors, states=[states]
-    )
-    new = {name: stamp for name, stamp in plan.inputs.items() if name != str(states)}
-    known = _united([states], again)
-    twice = [name for name, stamp in _stamps(new).items() if known.get(name) == stamp]
-    if twice and not again:
-        raise InputError(
-            f"{twice[0]} is in {states} already, and would count twice ({len(twice)} such files). Leave it out, or add it "
-            "all the same with --again."
+
+    def prepare() -> Job:
+        encoder = streaming(_model_of([old], model, allow))
+        plan = plan_for(
+            encoder, inputs, columns, memory=memory, skip_errors=skip_errors, states=[old]
         )
-    provenance = Provenance(model_bytes(encoder), known | _stamps(new))
-    outputs = [_states_output(Path(out or states), provenance)]
-    return _carried_out(
-        plan, outputs, chosen_engine(engine, address), resume, restart, progress, save_every
-    )
+        known = _united([old], again)
+        added = _stamps({n: stamp for n, stamp in plan.inputs.items() if n != str(old)})
+        twice = [name for name, stamp in added.items() if known.get(name) == stamp]
+        if twice and not again:
+            raise InputError(
+                f"{twice[0]} is in {old} already, and would count twice ({len(twice)} such files). Leave it out, or add "
+                "it all the same with --again."
+            )
+        provenance = Provenance(model_bytes(encoder), known | added)
+        return plan, [Output(new, ArrowSink, True, provenance.metadata())]
+
+    return _carried_out(new, prepare, compute, resume, restart, progress, save_every)
 
 
 def merge_states(
@@ -201,12 +206,15 @@ def merge_states(
     ...     setfold.merge_states(days, f"{folder}/both.arrow").elements
     10
     """
-    paths = [Path(path) for path in states]
-    encoder = streaming(_model_of(paths, model, allow))
-    provenance = Provenance(model_bytes(encoder), _united(paths, again))
-    plan = plan_for(encoder, (), Columns(None, None), memory=memory, states=paths)
-    outputs = [_states_output(Path(out), provenance)]
-    return _carried_out(plan, outputs, local.steps, resume, restart, progress)
+    paths, new = [Path(path) for path in states], _as_states(out)
+
+    def prepare() -> Job:
+        encoder = streaming(_model_of(paths, model, allow))
+        provenance = Provenance(model_bytes(encoder), _united(paths, again))
+        plan = plan_for(encoder, (), Columns(None, None), memory=memory, states=paths)
+        return plan, [Output(new, ArrowSink, True, provenance.metadata())]
+
+    return _carried_out(new, prepare, local.steps, resume, restart, progress)
 
 
 def readout_states(
@@ -243,10 +251,13 @@ def readout_states(
     ...     pq.read_table(f"{name}.parquet")["count"].to_pylist()
     [5]
     """
-    encoder = streaming(_model_of([Path(states)], model, allow))
-    plan = plan_for(encoder, (), Columns(None, None), memory=memory, states=[Path(states)])
-    outputs = [Output(Path(out), sink_for(Path(out)), states=False)]
-    return _carried_out(plan, outputs, local.steps, resume, restart, progress)
+
+    def prepare() -> Job:
+        encoder = streaming(_model_of([Path(states)], model, allow))
+        plan = plan_for(encoder, (), Columns(None, None), memory=memory, states=[Path(states)])
+        return plan, [Output(Path(out), sink_for(Path(out)), states=False)]
+
+    return _carried_out(Path(out), prepare, local.steps, resume, restart, progress)
 
 
 # ---- what they share ---------------------------------------------------------------------------
@@ -299,29 +310,42 @@ def chosen_engine(name: str, address: str | None) -> Engine:
 
 
 def _carried_out(
-    plan: Plan,
-    outputs: Sequence[Output],
+    out: Path,
+    prepare: Callable[[], Job],
     engine: Engine,
     resume: bool,
     restart: bool,
     progress: Tell | None,
     save_every: float = SAVE_EVERY,
 ) -> Summary:
-    for output in outputs:
-        refuse_as_target(output.path)
-    if len({output.path.resolve() for output in outputs}) < len(outputs):
-        raise InputError("encodings and states need files of their own.")
+    refuse_as_target(out)
     with (
         torch.no_grad(),
-        working(outputs[0].path, resume=resume, restart=restart, save_every=save_every) as work,
+        working(out, resume=resume, restart=restart, save_every=save_every) as work,
     ):
+        if work.journal is not None and work.journal.publish:  # all was done but this
+            return published(work)
+        plan, outputs = prepare()
+        _refuse_overwriting(plan, outputs)
         return Run(plan, work, engine, outputs, progress).run()
 
 
-def _states_output(path: Path, provenance: Provenance) -> Output:
-    if not path.name.endswith(ArrowSink.suffixes):
+def _refuse_overwriting(plan: Plan, outputs: Sequence[Output]) -> None:
+    paths = [output.path.resolve() for output in outputs]
+    if len({*paths}) < len(paths):
+        raise InputError("encodings and states need files of their own.")
+    for output in outputs:
+        refuse_as_target(output.path)
+    read = {piece.input.path.resolve() for piece in plan.pieces if not piece.states}
+    for path in paths:
+        if path in read:
+            raise InputError(f"{path} is an input, and would be overwritten. Choose another name.")
+
+
+def _as_states(path: str | Path) -> Path:
+    if not str(path).endswith(ArrowSink.suffixes):
         raise InputError(f"states go into an .arrow file; got {path}.")
-    return Output(path, ArrowSink, states=True, metadata=provenance.metadata())
+    return Path(path)
 
 
 def _stamps(inputs: dict[str, Stamp]) -> dict[str, list[int]]:

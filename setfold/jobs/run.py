@@ -114,26 +114,11 @@ class Run:
 
     def run(self) -> Summary:
         """Do what is left to do."""
-        journal = self.journal
-        if not journal.publish:
-            if journal.buckets is None:
-                self.work.restore(self.store)
-                self._read()
-            self._write(self._tables())
-        self.work.publish()
-        report = self._report()
-        return Summary(
-            journal.sets,
-            journal.elements,
-            journal.skipped,
-            journal.seconds,
-            round(journal.read),
-            journal.spills,
-            journal.spilled,
-            memory.peak(),
-            tuple(str(output.path) for output in self.outputs),
-            report,
-        )
+        if self.journal.buckets is None:
+            self.work.restore(self.store)
+            self._read()
+        self._write(self._tables())
+        return published(self.work)
 
     # ---- read ----------------------------------------------------------------------------------
 
@@ -187,7 +172,7 @@ class Run:
             bucket = journal.buckets[0]
             names = []
             for number, table in enumerate(store.drain_bucket(bucket)):
-                names.append(f"{bucket:02d}-{number}.arrow")
+                names.append(f"{bucket:02d}-{number}.run")
                 write_run(self.work.folder / "runs" / names[-1], table, rows)
             journal.buckets.pop(0)
             journal.runs += names
@@ -215,23 +200,31 @@ class Run:
         journal.publish = {name: str(output.path) for name, output in names.items()}
         self._save()
 
-    def _report(self) -> str | None:
-        """Put the list of what was left out beside the output."""
-        path = self.outputs[0].path
-        report = path.with_name(path.name + ".skipped.jsonl")
-        if self.work.skipped.exists():
-            self.work.skipped.replace(report)
-        elif not self.journal.skipped:
-            report.unlink(missing_ok=True)  # of an earlier run
-            return None
-        return str(report)
-
     def _tell(self, doing: str, done: float, total: float) -> None:
         if self.progress is not None:
             seconds = time.monotonic() - self.phase_started
             self.progress(
                 Progress(doing, done, total, self.journal.elements, seconds, memory.used())
             )
+
+
+def published(work: Work) -> Summary:
+    """Give complete outputs their names; the end of a run, or of one that was killed just before."""
+    journal = work.journal
+    assert journal is not None
+    work.publish()
+    return Summary(
+        journal.sets,
+        journal.elements,
+        journal.skipped,
+        journal.seconds,
+        round(journal.read),
+        journal.spills,
+        journal.spilled,
+        memory.peak(),
+        tuple(journal.publish.values()),
+        work.report(),
+    )
 
 
 def _running(sizes: Sequence[float]) -> list[float]:

@@ -16,7 +16,7 @@ import json
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -171,6 +171,18 @@ class Work:
             if path.exists():
                 path.replace(final)
 
+    def report(self) -> str | None:
+        """Put the list of what was left out beside the output; an earlier one is removed."""
+        assert self.journal is not None
+        first = next(iter(self.journal.publish.values()))
+        path = Path(first + ".skipped.jsonl")
+        if self.skipped.exists():
+            self.skipped.replace(path)
+        elif not self.journal.skipped:
+            path.unlink(missing_ok=True)
+            return None
+        return str(path)
+
 
 @contextmanager
 def working(out: Path, *, resume: bool, restart: bool, save_every: float) -> Iterator[Work]:
@@ -211,9 +223,11 @@ def working(out: Path, *, resume: bool, restart: bool, save_every: float) -> Ite
                     f"the disk of {folder} is full. Make room, and go on with --resume: nothing is lost."
                 ) from error
             raise
-        _emptied(folder)
-        (folder / "lock").unlink()
-        folder.rmdir()
+        except BaseException:
+            if not (folder / "journal").exists():  # nothing was done that could be gone on with
+                _removed(folder)
+            raise
+        _removed(folder)
 
 
 def _left_by_another(folder: Path) -> Journal | None:
@@ -226,6 +240,13 @@ def _left_by_another(folder: Path) -> Journal | None:
         raise FileError(
             f"{path} cannot be read: it is damaged, or another version of setfold wrote it. Begin anew, with --restart."
         ) from error
+
+
+def _removed(folder: Path) -> None:
+    _emptied(folder)
+    (folder / "lock").unlink()
+    with suppress(OSError):  # the next run may have begun already
+        folder.rmdir()
 
 
 def _emptied(folder: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from setfold.tables.table import StateTable
+from setfold.tables.table import StateTable, combined
 
 
 def write_run(path: Path, table: StateTable, rows: int) -> None:
@@ -49,8 +49,8 @@ def in_order(runs: Sequence[Iterator[pa.Table]]) -> Iterator[StateTable]:
     """
     heads = [(window, run) for run in runs if (window := next(run, None)) is not None]
     while heads:
-        bound = min(window["set"][-1].as_py() for window, _ in heads)
-        last = pa.scalar(bound, heads[0][0]["set"].type)
+        ends = pa.concat_arrays([combined(w["set"].slice(len(w) - 1)) for w, _ in heads])
+        last = ends[pc.array_sort_indices(ends)[0].as_py()]
         going, staying = [], []
         for window, run in heads:
             cut = pc.sum(pc.less_equal(window["set"], last)).as_py()

@@ -33,10 +33,9 @@ def bucket_of(sets: pa.Array, level: int) -> np.ndarray:
         hashes = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
         hashes >>= np.uint64(32)
     else:
-        names = (
-            str(name).encode() if not isinstance(name, bytes) else name for name in sets.to_pylist()
-        )
-        hashes = np.fromiter((zlib.crc32(name) for name in names), np.uint64, len(sets))
+        text = sets if pa.types.is_large_binary(sets.type) else sets.cast(pa.large_string())
+        names = text.cast(pa.large_binary()).to_pylist()
+        hashes = np.fromiter(map(zlib.crc32, names), np.uint64, len(sets))
     return (hashes >> np.uint64(level * BUCKET_BITS)).astype(np.int64) % BUCKETS
 
 

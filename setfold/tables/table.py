@@ -35,8 +35,8 @@ from setfold.statistic import STATISTICS, join, refuse_non_finite
 
 VERSION = 1
 HEADER, FRAME = b"setfold", b"setfold.frame"  # entries in the metadata of an Arrow schema
-SLICE_ROWS = 1 << 18  # elements that are absorbed at once
-READ_SETS = 1 << 12  # sets that are read out at once
+SLICE_BYTES = 1 << 24  # of elements that are absorbed at once
+READ_BYTES = 1 << 24  # of states, or of encodings, that are read out at once
 
 
 class StateTable:
@@ -89,9 +89,9 @@ class StateTable:
 
     def parts(self) -> Iterator[pa.Table]:
         """The table as Arrow, some sets at a time."""
-        arrow = self.to_arrow()
-        for start in range(0, max(len(self), 1), READ_SETS):
-            yield arrow.slice(start, READ_SETS)
+        arrow, size = self.to_arrow(), _sets_at_once(self.nbytes // max(len(self), 1))
+        for start in range(0, max(len(self), 1), size):
+            yield arrow.slice(start, size)
 
     def take(self, places: np.ndarray) -> StateTable:
         """Some of the sets, in the order of their places."""
@@ -299,19 +299,23 @@ def states_of(encoder: StreamingSetEncoder, rows: RowTable, device: str) -> Iter
     """What rows add to their sets, some sets at a time; a large set may come in several parts."""
     codes = rows.sets.dictionary_encode().indices.to_numpy()
     order = np.argsort(codes, kind="stable")
-    for start in range(0, len(order), SLICE_ROWS):
-        some = rows.take(order[start : start + SLICE_ROWS])
+    size = max(1, SLICE_BYTES * len(rows) // max(rows.elements.nbytes, 1))
+    for start in range(0, len(order), size):
+        some = rows.take(order[start : start + size])
         yield StateTable.of(encoder, some.sets, some.elements.to(device))
 
 
 @torch.no_grad()
 def read_out(encoder: StreamingSetEncoder, table: StateTable) -> Iterator[pa.Table]:
     """(set, count, encoding) of all sets, some at a time; the shape of an encoding is metadata."""
-    for start in range(0, max(len(table), 1), READ_SETS):
-        some = table.state[start : start + READ_SETS]
-        encoding = encoder.readout(some.to(_device_of(encoder))).cpu()
+    device = encoder.initial_state(0).device
+    one = encoder.readout(encoder.initial_state(1)).nbytes
+    size = _sets_at_once(max(one, state_bytes(encoder)))
+    for start in range(0, max(len(table), 1), size):
+        some = table.state[start : start + size]
+        encoding = encoder.readout(some.to(device)).cpu()
         columns = {
-            "set": table.sets.slice(start, READ_SETS),
+            "set": table.sets.slice(start, size),
             "count": some.count.numpy(),
             "encoding": as_lists(encoding),
         }
@@ -319,8 +323,9 @@ def read_out(encoder: StreamingSetEncoder, table: StateTable) -> Iterator[pa.Tab
         yield pa.table(columns, metadata={HEADER: json.dumps(header)})
 
 
-def _device_of(encoder: StreamingSetEncoder) -> torch.device:
-    return encoder.initial_state(0).device
+def _sets_at_once(each: int) -> int:
+    """How many sets are read out at once, if each takes so many bytes."""
+    return max(1, READ_BYTES // max(each, 1))
 
 
 # ---- tensors as Arrow columns ------------------------------------------------------------------

@@ -143,6 +143,44 @@ def test_files_without_rows_give_an_output_without_sets(tmp_path):
     assert setfold.readout_states(tmp_path / "states.arrow", tmp_path / "again.npz").sets == 0
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.uint64(),
+        pa.date32(),
+        pa.timestamp("ns", "UTC"),
+        pa.duration("us"),
+        pa.time64("ns"),
+        pa.decimal128(30, 2),
+        pa.dictionary(pa.int8(), pa.string()),
+        pa.binary(3),
+    ],
+    ids=str,
+)
+def test_names_of_many_types(tmp_path, tight, kind):
+    table, model = rows(), encoder()
+    numbers = table["event"].combine_chunks()
+    if pa.types.is_fixed_size_binary(kind):
+        names = pa.array([b"%03d" % i for i in numbers.to_pylist()], kind)
+    elif pa.types.is_dictionary(kind):
+        names = numbers.cast(pa.string()).dictionary_encode().cast(kind)
+    elif pa.types.is_date32(kind):
+        names = numbers.cast(pa.int32()).cast(kind)
+    else:
+        names = numbers.cast(kind)
+    folder = write(tmp_path / "in", table.set_column(0, "event", names))
+    summary = encode(model, folder, tmp_path / "out.parquet")
+    encode(model, write(tmp_path / "plain", table), tmp_path / "plain.parquet")
+    found, plain = (pq.read_table(tmp_path / f"{name}.parquet") for name in ("out", "plain"))
+    assert summary.spills > 0
+    assert sorted(found["count"].to_pylist()) == sorted(plain["count"].to_pylist())
+    assert pa.compute.array_sort_indices(found["set"].combine_chunks()).to_pylist() == list(
+        range(len(found))
+    )
+    if not pa.types.is_dictionary(kind):  # text is sorted in another way than numbers are
+        assert found["encoding"].equals(plain["encoding"])
+
+
 # ---- states ------------------------------------------------------------------------------------
 
 
@@ -249,6 +287,27 @@ def test_stopped_anywhere_it_ends_with_the_same_bytes(tmp_path, tight, monkeypat
                 assert not (tmp_path / "parts.parquet").exists()
     encode(model, folder, tmp_path / "parts.parquet", resume=True)
     assert (tmp_path / "parts.parquet").read_bytes() == (tmp_path / "whole.parquet").read_bytes()
+
+
+@pytest.mark.parametrize("place", ["publish", "report"])
+def test_stopped_at_the_very_end_it_is_done(tmp_path, tight, monkeypatch, place):
+    table, model, states = rows(), encoder(), tmp_path / "states.arrow"
+    days = [write(tmp_path / f"day {i}", table[i * 300 :][:300]) for i in range(2)]
+    encode(model, days[0], tmp_path / "day.npz", states=states)
+
+    def stop(self):
+        original(self)
+        raise KeyboardInterrupt
+
+    original = getattr(work.Work, place)
+    with monkeypatch.context() as patch:
+        patch.setattr(work.Work, place, stop)
+        with pytest.raises(KeyboardInterrupt):
+            setfold.update_states(states, days[1], set="event")
+    assert setfold.update_states(states, days[1], set="event", resume=True).elements == 600
+    setfold.readout_states(states, tmp_path / "out.parquet")
+    assert_encodes(tmp_path / "out.parquet", model, table)
+    assert not list(tmp_path.glob("*.work"))
 
 
 def interrupted(monkeypatch, model, folder, out, after=5, **options):
@@ -460,6 +519,22 @@ def test_outputs_that_cannot_be_are_refused(tmp_path, out, message):
     write(tmp_path / "in.parquet", rows())
     with pytest.raises(setfold.InputError, match=message):
         encode(encoder(), tmp_path / "in.parquet", tmp_path / out)
+
+
+def test_inputs_are_not_overwritten(tmp_path):
+    folder = write(tmp_path / "in", rows())
+    before = (folder / "part-0.parquet").read_bytes()
+    with pytest.raises(setfold.InputError, match="is an input"):
+        encode(encoder(), folder, folder / "part-0.parquet")
+    assert (folder / "part-0.parquet").read_bytes() == before
+    assert not list(folder.glob("*.work"))
+
+
+def test_an_output_among_its_inputs_is_no_input_of_the_same_run(tmp_path, tight, monkeypatch):
+    folder, model = write(tmp_path / "in", rows()), encoder()
+    interrupted(monkeypatch, model, folder, folder / "out.parquet")
+    encode(model, folder, folder / "out.parquet", resume=True)
+    assert_encodes(folder / "out.parquet", model, rows())
 
 
 def test_models_that_do_not_fold_in_one_pass_are_refused(tmp_path):

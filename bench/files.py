@@ -1,0 +1,215 @@
+"""Target 10: sets in files, beside what a user would do instead, and beside merely reading the files.
+
+Each contender is a process of its own, with one thread for everything that can be told so.
+
+    python -m bench.files CONTENDER FOLDER     prints CPU seconds without imports, peak bytes, and sets
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from bench.memory import printed_by, status
+from bench.plan import BOUNDS, FILE_SETS, FILES, FILES_MEMORY, Plan, Shape, power
+from bench.results import MEGABYTE, FilesCost, Results, Target
+from bench.timing import Timings
+
+SHAPE = Shape(16, 16, 64)
+READING, MATRIX, ENCODE = "reading alone", "reading into a matrix", "setfold encode"
+FILES_NOTES = (
+    f"Parquet files as pyarrow writes them (snappy), {SHAPE.dim_in} columns of float32 and one that tells the set; "
+    f"{FILE_SETS:,} sets whose sizes follow a power law, rows in random order.",
+    f"{READING}: pyarrow's `iter_batches` over all columns, nothing done with them. {MATRIX}: the same, laid out as rows, "
+    "which is what any model needs.",
+    "polars and DuckDB compute the mean of the raw columns of each set: no model. The loop reads a DataFrame, groups it, and "
+    "calls the encoder on each set, with everything in memory.",
+    "CPU time of a process without its imports, all threads together; peak memory of the whole process.",
+)
+
+
+# ---- in the process that works -------------------------------------------------------------------
+
+
+def read(folder: Path) -> int:
+    """Read all batches, and forget them."""
+    import pyarrow.parquet as pq
+
+    rows = 0
+    for path in sorted(folder.iterdir()):
+        with pq.ParquetFile(path, buffer_size=1 << 16, pre_buffer=False) as file:
+            rows += sum(len(batch) for batch in file.iter_batches(use_threads=False))
+    return rows
+
+
+def read_matrix(folder: Path) -> int:
+    """Read all batches as matrices."""
+    from setfold.io.columns import Columns
+    from setfold.io.readers import open_reader
+    from setfold.io.rows import rows_of
+
+    columns, dtype = Columns(None, "event"), np.dtype(np.float32)
+    rows = 0
+    for path in sorted(folder.iterdir()):
+        with open_reader(path) as reader:
+            names = columns.needed(reader.schema, {}, path)
+            for batch in reader.read(names, rows=1 << 16):
+                found = rows_of(batch, columns, first=0, dtype=dtype, width=16, partition={})
+                rows += len(found.elements)
+    return rows
+
+
+def encode(folder: Path) -> int:
+    """Encode all sets, one vector for each."""
+    import setfold
+
+    with tempfile.TemporaryDirectory(dir=folder.parent) as out:
+        path = Path(out) / "out.parquet"
+        return setfold.encode_sets(_encoder(), folder, path, set="event", memory=FILES_MEMORY).sets
+
+
+def polars_mean(folder: Path) -> int:
+    """The mean of the raw features, by polars."""
+    import polars as pl
+
+    means = pl.all().exclude("event").mean()
+    found = pl.scan_parquet(folder / "*.parquet").group_by("event").agg(means)
+    return len(found.collect(engine="streaming"))
+
+
+def duckdb_mean(folder: Path) -> int:
+    """The mean of the raw features, by DuckDB."""
+    import duckdb
+
+    means = ", ".join(f"avg(f{i})" for i in range(SHAPE.dim_in))
+    with duckdb.connect(config={"threads": 1}) as connection:
+        query = f"select event, {means} from '{folder}/*.parquet' group by event"
+        return len(connection.execute(query).fetchall())
+
+
+def loop(folder: Path) -> int:
+    """The encoder, set by set, over a DataFrame in memory."""
+    import pandas as pd
+    import torch
+
+    encoder, sets = _encoder(), 0
+    frame = pd.read_parquet(folder)
+    with torch.no_grad():
+        for _, rows in frame.groupby("event"):
+            elements = rows.drop(columns="event").to_numpy(np.float32)
+            encoder(torch.from_numpy(elements).unsqueeze(0))
+            sets += 1
+    return sets
+
+
+CONTENDERS: dict[str, Callable[[Path], int]] = {
+    READING: read,
+    MATRIX: read_matrix,
+    ENCODE: encode,
+    "polars, mean": polars_mean,
+    "DuckDB, mean": duckdb_mean,
+    "PyTorch loop over a DataFrame": loop,
+}
+
+
+def _encoder():  # type: ignore[no-untyped-def]  # the contenders without torch do not import it
+    import torch
+
+    import setfold
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    return setfold.SlotSetEncoder(SHAPE.dim_in, SHAPE.num_slots, 32, SHAPE.dim_out).eval()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="CPU seconds, peak bytes and sets of a contender.")
+    parser.add_argument("contender", choices=CONTENDERS)
+    parser.add_argument("folder", type=Path)
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore")
+    os.environ["POLARS_MAX_THREADS"] = "1"
+    run = CONTENDERS[arguments.contender]
+    with tempfile.TemporaryDirectory() as folder:  # a first run on next to nothing, for the imports
+        _write(Path(folder) / "in", 1000, 1)
+        run(Path(folder) / "in")
+    begin = time.process_time()
+    sets = run(arguments.folder)
+    print(time.process_time() - begin, status("VmHWM"), sets, sep="\n")
+
+
+# ---- in the process that asks --------------------------------------------------------------------
+
+
+def compare(results: Results, plan: Plan, directory: Path) -> None:
+    """All contenders, in turn; then more elements, and fewer files."""
+    cost = _measured(plan, directory, plan.file_rows, FILES, tuple(CONTENDERS))
+    results.files.append(cost)
+    for number, (rows, files) in enumerate([(2 * plan.file_rows, FILES), (plan.file_rows, 4)]):
+        other = _measured(plan, directory, rows, files, (ENCODE,))
+        results.files.append(other)
+        ratio = other.timings.seconds(ENCODE) / cost.timings.seconds(ENCODE)
+        if number == 0:
+            claim, bound = (
+                f"time for {power(rows)} elements / for {power(plan.file_rows)}",
+                BOUNDS.files_linear,
+            )
+        else:
+            claim, ratio, bound = (
+                f"time for {FILES} files / for {files}",
+                1 / ratio,
+                BOUNDS.files_flat,
+            )
+        results.targets.append(Target(10, claim, ratio, bound, at_least=False, shape=SHAPE))
+    for peer in (READING, MATRIX):
+        speed = cost.timings.ratio(peer, ENCODE)
+        claim = f"speed of encoding / of {peer}"
+        results.targets.append(Target(10, claim, speed, BOUNDS.files_speed, shape=SHAPE))
+    peak, bound = cost.megabytes[ENCODE], FILES_MEMORY / MEGABYTE
+    claim = "all of a process that encodes files"
+    results.targets.append(Target(10, claim, peak, bound, "MB", at_least=False, shape=SHAPE))
+
+
+def _measured(
+    plan: Plan, directory: Path, rows: int, files: int, names: tuple[str, ...]
+) -> FilesCost:
+    samples: dict[str, list[float]] = {name: [] for name in names}
+    megabytes = dict.fromkeys(names, 0.0)
+    with tempfile.TemporaryDirectory(dir=directory) as folder:
+        _write(Path(folder) / "in", rows, files)
+        for _ in range(plan.file_rounds):
+            for name in names:
+                lines = printed_by("bench.files", name, str(Path(folder).resolve() / "in"))
+                samples[name].append(float(lines[0]))
+                megabytes[name] = max(megabytes[name], float(lines[1]) / MEGABYTE)
+    return FilesCost(rows, files, Timings(samples), megabytes)
+
+
+def _write(folder: Path, rows: int, files: int) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    folder.mkdir()
+    draw = np.random.default_rng(0)
+    weights = 1 / np.arange(1, FILE_SETS + 1)
+    for number in range(files):
+        count = rows // files
+        elements = draw.standard_normal((count, SHAPE.dim_in), dtype=np.float32)
+        table = pa.table(
+            {
+                "event": draw.choice(FILE_SETS, count, p=weights / weights.sum()),
+                **{f"f{i}": elements[:, i] for i in range(SHAPE.dim_in)},
+            }
+        )
+        pq.write_table(table, folder / f"{number:03d}.parquet", row_group_size=1 << 17)
+
+
+if __name__ == "__main__":
+    main()
