@@ -178,7 +178,8 @@ def test_names_of_many_types(tmp_path, tight, kind):
         range(len(found))
     )
     if not pa.types.is_dictionary(kind):  # text is sorted in another way than numbers are
-        assert found["encoding"].equals(plain["encoding"])
+        encodings = (np.array(each["encoding"].to_pylist()) for each in (found, plain))
+        np.testing.assert_allclose(*encodings, rtol=1e-4, atol=1e-6)  # spilled in other places
 
 
 # ---- states ------------------------------------------------------------------------------------
