@@ -96,7 +96,7 @@ def _taken(ray: Any, found: Iterator[Any], piece: Piece) -> Iterator[Step]:
             ) from error
         if isinstance(sent, SetfoldError):
             raise sent
-        yield sent if sent.table is None else sent._replace(table=from_arrow(sent.table))
+        yield sent._replace(tables=tuple(map(from_arrow, sent.tables)))
 
 
 def _work(
@@ -114,7 +114,7 @@ def _work(
                 )
             for step in _task(shared[0]).steps(number, piece, done):
                 # Arrow is unpacked several times faster than pickled tensors are.
-                yield step if step.table is None else step._replace(table=step.table.to_arrow())
+                yield step._replace(tables=tuple(table.to_arrow() for table in step.tables))
         except SetfoldError as error:  # as a value: Ray would wrap it, and log it
             yield error
 

@@ -70,7 +70,7 @@ class Step(NamedTuple):
 
     piece: int
     rows: int  # of the piece, up to and with these
-    table: Table | None
+    tables: tuple[Table, ...]
     elements: int
     skipped: tuple[Skipped, ...] = ()
 
@@ -153,17 +153,18 @@ class Task:
     def step(self, batch: Batch, piece: Piece) -> Step:
         """Absorb what was read."""
         if batch.content is None:
-            return Step(batch.piece, batch.rows, None, 0, batch.skipped)
+            return Step(batch.piece, batch.rows, (), 0, batch.skipped)
         if isinstance(batch.content, StateTable):
             seen = int(batch.content.state.count.sum())
-            return Step(batch.piece, batch.rows, batch.content, seen)
+            return Step(batch.piece, batch.rows, (batch.content,), seen)
         rows, path = batch.content, str(piece.input.path)
         skipped = [Skipped(path, bad.row, bad.reason) for bad in rows.bad]
         if skipped and not self.skip:
             raise _bad_row(skipped[0])
         elements, sets = rows.elements, self._sets(rows, path)
+        empty = self._empty(rows, path)
         try:
-            table = self._absorbed(sets, elements)
+            tables = self._absorbed(sets, elements)
         except NonFiniteError as error:
             good = np.isfinite(elements).all(tuple(range(1, elements.ndim)))
             if good.all():
@@ -174,28 +175,39 @@ class Task:
             if not self.skip:
                 raise _bad_row(skipped[0]) from error
             elements, sets = elements[good], sets.filter(pa.array(good))
-            table = self._absorbed(sets, elements)
+            tables = self._absorbed(sets, elements)
         skipped.sort(key=lambda bad: bad.row or 0)
-        return Step(batch.piece, batch.rows, table, len(elements), tuple(skipped))
+        return Step(batch.piece, batch.rows, empty + tables, len(elements), tuple(skipped))
 
     def _sets(self, rows: Rows, path: str) -> pa.Array:
         """The set of each element: as the file says, or the file itself, or its row."""
-        if self.columns.set is not None:
-            return rows.sets
-        if rows.sets is not None:  # each row is a set
-            numbers = rows.sets.cast(pa.large_string())
-            start, colon = (pa.scalar(text, pa.large_string()) for text in (path, ":"))
-            return pc.binary_join_element_wise(start, numbers, colon)
+        if rows.sets is not None:
+            return self._named(rows.sets, path)
         places = pa.array(np.zeros(len(rows.elements), np.int32))
         return pa.DictionaryArray.from_arrays(places, pa.array([path], pa.large_string()))
 
-    def _absorbed(self, sets: pa.Array, elements: np.ndarray) -> Table | None:
+    def _named(self, sets: pa.Array, path: str) -> pa.Array:
+        """Sets as the file names them, or, where each row is one, by file and row."""
+        if self.columns.set is not None:
+            return sets
+        numbers = sets.cast(pa.large_string())
+        start, colon = (pa.scalar(text, pa.large_string()) for text in (path, ":"))
+        return pc.binary_join_element_wise(start, numbers, colon)
+
+    def _empty(self, rows: Rows, path: str) -> tuple[Table, ...]:
+        """The sets of rows that hold no elements: they have an encoding all the same."""
+        if rows.empty is None or not len(rows.empty):
+            return ()
+        names = self._named(rows.empty, path).unique()
+        return (StateTable(names, self.encoder.initial_state(len(names)).to("cpu")),)
+
+    def _absorbed(self, sets: pa.Array, elements: np.ndarray) -> tuple[Table, ...]:
         if not len(elements):
-            return None
+            return ()
         if not elements.flags.writeable:  # Arrow's own, which torch must not see
             elements = elements.copy()
         given = torch.from_numpy(elements).to(self.encoder.initial_state(0).device)
-        return absorbed(self.encoder, sets, given)
+        return (absorbed(self.encoder, sets, given),)
 
 
 def _changed(piece: Piece) -> FileError:

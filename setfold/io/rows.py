@@ -36,6 +36,7 @@ class Rows:
         read: how many rows the batch had, good and bad.
         first: the number of the batch's first row in its file.
         kept: for each element its row in the batch; None if that is 0, 1, 2, ...
+        empty: of rows that are exploded and hold no element, the sets' ids, or else the rows' numbers.
     """
 
     sets: pa.Array | None
@@ -44,6 +45,7 @@ class Rows:
     read: int
     first: int
     kept: np.ndarray | None
+    empty: pa.Array | None = None
 
     @property
     def numbers(self) -> np.ndarray:
@@ -102,9 +104,14 @@ def rows_of(
         draft.sets = pa.repeat(value, len(elements))
     bad = tuple(BadRow(first + row, reason) for row, reason in sorted(draft.reasons.items()))
     rows = Rows(draft.sets, elements, bad, batch.num_rows, first, draft.kept)
-    if columns.explode and columns.set is None:
-        return replace(rows, sets=pa.array(rows.numbers))
-    return rows
+    if not columns.explode:
+        return rows
+    hollow = draft.hollow
+    if columns.set is None:
+        return replace(rows, sets=pa.array(rows.numbers), empty=pa.array(first + hollow))
+    if sets is None:
+        return replace(rows, empty=pa.repeat(value, len(hollow)))
+    return replace(rows, empty=sets.take(pa.array(hollow)))
 
 
 def _decoded(array: pa.Array) -> pa.Array:
@@ -121,6 +128,9 @@ class _Draft:
     sets: pa.Array | None
     kept: np.ndarray | None = None  # for each element its row in the batch; None for 0, 1, 2, ...
     reasons: dict[int, str] = field(default_factory=dict)
+    hollow: np.ndarray = field(
+        default_factory=lambda: np.empty(0, np.int64)
+    )  # rows without elements
 
     def drop_nulls(self) -> None:
         """Drop rows with a null in the set's id, in a feature, or inside a feature's list."""
@@ -144,6 +154,8 @@ class _Draft:
             names = f"{self.names[listed[0]]!r} and {self.names[place]!r}"
             self._blame(unequal, f"the lists of columns {names} differ in length")
         self._drop()
+        rows = np.arange(len(self.arrays[0])) if self.kept is None else self.kept
+        self.hollow = rows[_lengths(self.arrays[listed[0]]) == 0]
         owners = _owners(self.arrays[listed[0]])
         self.arrays = [a.flatten() if is_list(a.type) else a.take(owners) for a in self.arrays]
         self.sets = self.sets if self.sets is None else self.sets.take(owners)

@@ -129,8 +129,8 @@ class Run:
             journal.skipped = len(self.plan.skipped)
         ends = _running([piece.bytes for piece in pieces])
         for step in self.engine(self.plan.task, pieces, journal.piece, journal.rows):
-            if step.table is not None:
-                self.store.add(step.table)
+            for table in step.tables:
+                self.store.add(table)
             self.work.note(step.skipped)
             piece = pieces[step.piece]
             share = step.rows / (piece.stop - piece.start) if piece.stop is not None else 0.5

@@ -73,12 +73,10 @@ def work_on(folder, set="event", kind=Task, skip=False, **settings):
 
 def told(steps):
     """All that steps say, in a form in which equal means equal to the last bit."""
-    return [(*step[:2], contents(step.table), *step[3:]) for step in steps]
+    return [(*step[:2], *map(contents, step.tables), *step[3:]) for step in steps]
 
 
 def contents(table):
-    if table is None:
-        return None
     if isinstance(table, RowTable):
         return table.sets.type, table.sets.to_pylist(), table.elements.numpy().tobytes()
     tensors = table.state.tensors()
@@ -94,7 +92,7 @@ def test_the_steps_are_those_of_the_local_engine(folder, set):
     task, pieces = work_on(folder, set)
     steps = list(engine.steps(task, pieces, 0, 0))
     assert [step.rows for step in steps] == [500, 1000, 1500] * FILES
-    assert all(isinstance(step.table, StateTable) for step in steps)
+    assert all(isinstance(step.tables[0], StateTable) for step in steps)
     assert told(steps) == told(local.steps(task, pieces, 0, 0))
 
 
@@ -103,8 +101,8 @@ def test_rows_that_stay_rows_arrive_as_rows(tmp_path):
     write(tmp_path / "small.parquet", np.arange(ROWS).astype(str), zeros, zeros + 1)
     task, pieces = work_on(tmp_path)
     steps = list(engine.steps(task, pieces, 0, 0))
-    assert all(isinstance(step.table, RowTable) for step in steps)
-    assert [name for step in steps for name in step.table.sets.to_pylist()] == [
+    assert all(isinstance(step.tables[0], RowTable) for step in steps)
+    assert [name for step in steps for name in step.tables[0].sets.to_pylist()] == [
         str(number) for number in range(ROWS)
     ]
     assert told(steps) == told(local.steps(task, pieces, 0, 0))
@@ -126,7 +124,7 @@ def test_names_of_files_may_be_relative(folder, monkeypatch):
     monkeypatch.chdir(folder)
     task, pieces = work_on("1.parquet", set=None)
     step, *_ = engine.steps(task, pieces, 0, 0)
-    assert step.table.sets.to_pylist() == ["1.parquet"]
+    assert step.tables[0].sets.to_pylist() == ["1.parquet"]
 
 
 def test_files_become_the_same_vectors(folder):

@@ -103,6 +103,21 @@ def test_features_are_chosen_ordered_and_scaled(tmp_path):
     assert_encodes(tmp_path / "out.parquet", model, wanted)
 
 
+def test_rows_without_elements_are_sets(tmp_path):
+    lists = {f"f{i}": pa.array([[], [0.5], []], pa.list_(pa.float32())) for i in range(3)}
+    pq.write_table(pa.table({"event": [5, 6, 7], **lists}), tmp_path / "in.parquet")
+    for name, names in (
+        ("event", [5, 6, 7]),
+        (None, [f"{tmp_path}/in.parquet:{i}" for i in range(3)]),
+    ):
+        options = {"explode": True, "set": name, "features": "f0,f1,f2"}
+        encode(encoder(), tmp_path / "in.parquet", tmp_path / "out.parquet", **options)
+        found = pq.read_table(tmp_path / "out.parquet")
+        assert found["set"].to_pylist() == names
+        assert found["count"].to_pylist() == [0, 1, 0]
+        assert [any(encoding) for encoding in found["encoding"].to_pylist()] == [False, True, False]
+
+
 def test_rows_that_are_whole_sets(tmp_path):
     model, sizes = encoder(), [4, 1, 7]
     table = rows(12).set_column(0, "event", pa.array(np.repeat([5, 6, 7], sizes)))
