@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -13,6 +11,7 @@ from typing import NamedTuple
 import torch
 
 from experiments.recipe import Task
+from setfold.jobs.memory import peak
 
 
 class Cost(NamedTuple):
@@ -39,15 +38,9 @@ def _measured(task: Task, batch_size: int, steps: int) -> Cost:
     torch.manual_seed(0)
     model = task.build()
     batch = task.batch(torch.arange(batch_size))
-    before, seconds = _peak(), []
+    before, seconds = peak(), []
     for _ in range(steps):
         start = time.process_time()
         task.loss(model, batch).backward()
         seconds.append(time.process_time() - start)
-    return Cost(_peak() - before, median(seconds))
-
-
-def _peak() -> float:
-    """The largest memory that this process has had, in MB."""
-    unit = 1e6 if sys.platform == "darwin" else 1e3  # bytes there, kilobytes elsewhere
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+    return Cost((peak() - before) / 1e6, median(seconds))

@@ -54,8 +54,12 @@ def used() -> int:
 
 def peak() -> int:
     """The most bytes that this process has had in memory."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:  # not on Linux, where this would be the parent's peak, if that is larger
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 
 class Division(NamedTuple):
