@@ -1,11 +1,11 @@
 """Training on subsets, against unbiased and exact gradients of whole sets (beyond the paper).
 
-    python -m experiments run gradients --size small     # about 15 minutes on two cores, by estimate
+    python -m experiments run gradients --size small     # about 19 minutes on two cores
 
 Paper: gradients of random subsets stand in for those of the set; better approximations are left to
 future work.
 Here: exact 0.141, whole set at once 0.142, unbiased 0.153, subset 0.167; a step on 4,000 pixels
-takes 0 MB at once, 0 MB exactly in chunks.
+takes 203 MB at once, 52 MB exactly in chunks.
 """
 
 from __future__ import annotations
@@ -117,9 +117,12 @@ RECIPE = Recipe(
     runs=runs,
     section=section,
     headline=headline,
-    holds="open",
-    verdict="",
+    holds="it suffices, and better is possible",
+    verdict="""Models that are trained on subsets do generalise to whole sets, as the paper says. But they are worse than those
+    that are trained on the gradients of whole sets, with all three seeds, and that gradient can be had: exactly, in
+    chunks, to the same NLL as at once and in a quarter of the memory, for half more time; or without bias from one
+    chunk of eight, in about half the time, in between.""",
     cut="""The paper has no such experiment. Image completion from 800 of the 1024 pixels of 32 x 32 images, in
     chunks of 100; 3 epochs on 8,000 images.""",
-    minutes=15,
+    minutes=19,
 )
