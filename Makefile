@@ -40,7 +40,7 @@ demo: $(RUN_STAMP) ## Complete digits as their pixels arrive, fold ten million e
 	@$(BIN)/python -m demo
 
 test: $(DEV_STAMP) ## Run all tests, the examples in docstrings among them.
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n auto --dist worksteal
 
 check: $(DEV_STAMP) ## Format, lint, types, import layers.
 	@$(BIN)/ruff format --check .

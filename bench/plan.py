@@ -116,7 +116,7 @@ QUICK = Plan(
     pool_visits=10,
     short_sets=200,
     small_updates=60,
-    file_rows=20_000,
+    file_rows=4_000,
     file_rounds=1,
 )
 

@@ -63,7 +63,10 @@ Features = Annotated[
 Explode = Annotated[
     bool, typer.Option("--explode", help="Each row holds many elements, in lists of one length.")
 ]
-Memory = Annotated[str, typer.Option(help="What the process may take: 800MB, 2GB, 1.5GiB.")]
+Memory = Annotated[
+    str,
+    typer.Option(help="What the process may take: 800MB, 2GB, 1.5GiB. Ray's workers come on top."),
+]
 OnErrorOption = Annotated[
     OnError,
     typer.Option(help="'skip' leaves out rows and files that cannot be used, and lists them."),
@@ -344,7 +347,7 @@ def _forecast(plan: Plan) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "files": len(plan.inputs),
         "bytes": plan.bytes,
-        "elements": plan.rows,
+        "rows": plan.rows,
         "skipped": len(plan.skipped),
         "set_type": str(plan.set_type),
         "width": plan.task.width,
@@ -354,9 +357,9 @@ def _forecast(plan: Plan) -> dict[str, Any]:
     }
     if plan.pieces:
         started = time.monotonic()
-        step = next(plan.task.steps(0, plan.pieces[0]))
+        step = next(plan.task.steps(0, plan.pieces[0]), None)
         seconds = time.monotonic() - started
-        if plan.rows is not None and step.rows:
+        if plan.rows is not None and step is not None and step.rows:
             facts["seconds"] = round(seconds * plan.rows / step.rows, 1)
     return facts
 

@@ -7,7 +7,7 @@ whoever loses it computes it again. No engine keeps anything between two steps.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,13 +18,12 @@ import torch
 
 from setfold.encoder import StreamingSetEncoder
 from setfold.errors import FileError, NonFiniteError, SetfoldError
-from setfold.fingerprint import first_tensor
 from setfold.io.columns import Columns
 from setfold.io.inputs import Input
 from setfold.io.readers import open_reader
-from setfold.io.rows import Rows, rows_of
+from setfold.io.rows import BadRow, Rows, rows_of
 from setfold.io.states import read_states
-from setfold.tables.table import StateTable, Table, absorbed
+from setfold.tables.table import StateTable, Table, absorbed, element_dtypes
 
 
 class Stamp(NamedTuple):
@@ -120,8 +119,13 @@ class Task:
         except FileError as error:
             if not self.skip or piece.states:
                 raise
-            place = Skipped(str(piece.input.path), piece.start + position, str(error))
-            yield Batch(number, position, None, (place,))
+            first, end = piece.start + position, piece.stop
+            lost = f"rows {first} to {end - 1}" if end is not None else f"all rows from {first} on"
+            place = Skipped(str(piece.input.path), first, f"{lost} are left out: {error}")
+            if (
+                position >= done
+            ):  # one row further, so that a run that goes on does not list it again
+                yield Batch(number, position + 1, None, (place,))
         if Stamp.of(piece.input.path) != piece.stamp:
             raise _changed(piece)
 
@@ -130,12 +134,13 @@ class Task:
         if piece.states:
             yield from read_states(path)
             return
-        first = piece.start
-        dtype = np.dtype(str(self._dtype).removeprefix("torch."))
-        with open_reader(path) as reader:
+        first, (dtype, _) = piece.start, element_dtypes(self.encoder)
+        with open_reader(path, self.columns.set) as reader:
             names = self.columns.needed(reader.schema, partition, path)
             for batch in reader.read(names, piece.start, piece.stop, rows=self.rows):
-                yield rows_of(
+                unread = tuple(BadRow(*bad) for bad in reader.take_bad())  # just before the batch
+                first += len(unread)
+                rows = rows_of(
                     batch,
                     self.columns,
                     first=first,
@@ -143,12 +148,8 @@ class Task:
                     width=self.width,
                     partition=partition,
                 )
+                yield replace(rows, bad=unread + rows.bad, read=rows.read + len(unread))
                 first += batch.num_rows
-
-    @property
-    def _dtype(self) -> torch.dtype:
-        like = first_tensor(self.encoder.shaping_modules())
-        return torch.float32 if like is None else like.dtype
 
     def step(self, batch: Batch, piece: Piece) -> Step:
         """Absorb what was read."""
@@ -171,6 +172,9 @@ class Task:
                 first, last = rows.numbers[[0, -1]]
                 raise NonFiniteError(f"{path}, rows {first} to {last}: {error}") from error
             wrong = dict.fromkeys(rows.numbers[~good].tolist())
+            good = ~np.isin(
+                rows.numbers, list(wrong)
+            )  # where rows are exploded, all elements of a row
             skipped += [Skipped(path, row, "a number is NaN or infinite") for row in wrong]
             if not self.skip:
                 raise _bad_row(skipped[0]) from error
@@ -206,7 +210,8 @@ class Task:
             return ()
         if not elements.flags.writeable:  # Arrow's own, which torch must not see
             elements = elements.copy()
-        given = torch.from_numpy(elements).to(self.encoder.initial_state(0).device)
+        device, (_, dtype) = self.encoder.initial_state(0).device, element_dtypes(self.encoder)
+        given = torch.from_numpy(elements).to(device, dtype)
         return (absorbed(self.encoder, sets, given),)
 
 
@@ -219,6 +224,6 @@ def _changed(piece: Piece) -> FileError:
 
 def _bad_row(bad: Skipped) -> SetfoldError:
     return FileError(
-        f"{bad.file}, row {bad.row} (the first is row 0): {bad.reason}. Mend it, or leave out what cannot be used "
-        "with --on-error skip."
+        f"{bad.file}, row {bad.row} (the first is row 0): {bad.reason}. Mend it, or leave out what cannot be used: "
+        "--on-error skip --restart."
     )

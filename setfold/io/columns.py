@@ -37,6 +37,15 @@ def parse_features(text: str) -> tuple[Feature, ...]:
     return features
 
 
+def shown_features(features: Sequence[Feature]) -> str:
+    """Features as they are written in a command.
+
+    >>> shown_features([Feature("x"), Feature("y", 0.5)])
+    'x,y*0.5'
+    """
+    return ",".join(f.name if f.factor == 1 else f"{f.name}*{f.factor:g}" for f in features)
+
+
 def features_of(features: str | Sequence[str] | None) -> tuple[Feature, ...] | None:
     """Features as they are given to a function: as in a command, or each by itself.
 
@@ -180,15 +189,13 @@ class Columns:
 
         Args:
             schema: the file's columns, or those of a batch.
-            partition: the key=value parts of its path.
+            partition: the key=value parts of its path. Their values are text, even if it is digits.
         """
         if self.set is None:
             return pa.int64() if self.explode else None
         if self.set in schema.names:
             return _id_type(self.set, schema.field(self.set).type)
-        value = partition[self.set]
-        is_number = value.isascii() and value.isdigit() and int(value) < 1 << 63
-        return pa.int64() if is_number else pa.large_string()
+        return pa.large_string()
 
 
 def depth_of(kind: pa.DataType) -> int:

@@ -27,7 +27,9 @@ class Input(NamedTuple):
 
 
 def find_inputs(names: Sequence[str | Path]) -> list[Input]:
-    """The files that names stand for, each once, in the names' order.
+    """The files that names stand for, in the names' order.
+
+    A file that has several names, as by links, counts once, under the first of them.
 
     Args:
         names: files; folders, in which all files with a known suffix are taken, but none whose name
@@ -37,7 +39,7 @@ def find_inputs(names: Sequence[str | Path]) -> list[Input]:
     found: dict[str, Input] = {}
     for name in names:
         for path in sorted(_paths(str(name))):
-            found.setdefault(os.path.abspath(path), Input(path, _partition(path)))
+            found.setdefault(os.path.realpath(path), Input(path, _partition(path)))
     return list(found.values())
 
 

@@ -93,8 +93,9 @@ def _blocks(path: Path, name: str) -> Iterator[np.ndarray]:
     """A column of an Arrow file as arrays."""
     with pa.OSFile(str(path)) as source, pa.ipc.open_file(source) as file:
         shape = header_of(file.schema)["shape"]
-        for number in range(file.num_record_batches):
-            table = pa.Table.from_batches([file.get_batch(number)])
+        batches = (file.get_batch(number) for number in range(file.num_record_batches))
+        for batch in batches if file.num_record_batches else [None]:  # without sets too, an array
+            table = pa.Table.from_batches([] if batch is None else [batch], file.schema)
             if name == "encoding":
                 yield as_tensor(table[name], shape).numpy()
             else:
@@ -106,8 +107,14 @@ def _plain(column: pa.ChunkedArray) -> np.ndarray:
     values = column.to_numpy()
     if values.dtype != object:
         return values
+    is_binary = pa.types.is_large_binary(column.type)
     items = column.to_pylist()
-    return np.array(items, dtype="S" if items and isinstance(items[0], bytes) else "U")
+    if any(item.endswith(b"\0" if is_binary else "\0") for item in items if len(item)):
+        raise InputError(
+            "numpy cuts off zeros at the end of names, so some of these sets could not be told apart in an .npz file. "
+            "Write a .parquet or .arrow file."
+        )
+    return np.array(items, dtype="S" if is_binary else "U")
 
 
 def _write_array(file: Any, blocks: Callable[[], Iterator[np.ndarray]]) -> None:

@@ -22,11 +22,19 @@ import torch
 
 from setfold.encoder import StreamingSetEncoder
 from setfold.errors import InputError, StateMismatchError
-from setfold.fingerprint import first_tensor
 from setfold.io.columns import Columns, features_of
 from setfold.io.rows import rows_of
 from setfold.state import SetState
-from setfold.tables.table import FRAME, HEADER, StateTable, combined, header_of, merged, read_out
+from setfold.tables.table import (
+    FRAME,
+    HEADER,
+    StateTable,
+    combined,
+    element_dtypes,
+    header_of,
+    merged,
+    read_out,
+)
 
 MARK = hashlib.sha256().digest_size  # bytes before each packed state: a digest of what all share
 
@@ -53,8 +61,7 @@ def partial_states(
     >>> read_partials(encoder, merge_partials(halves))["count"].to_pylist()
     [2, 1]
     """
-    like = first_tensor(encoder.shaping_modules())
-    dtype = np.dtype("float32" if like is None else str(like.dtype).removeprefix("torch."))
+    dtype, wanted = element_dtypes(encoder)
     columns = Columns(features_of(features), set)
     if isinstance(rows, pa.Table):
         rows = rows.combine_chunks()
@@ -64,7 +71,8 @@ def partial_states(
     if found.bad:
         row, reason = found.bad[0]
         raise InputError(f"row {row}: {reason}. Leave such rows out first.")
-    return StateTable.of(encoder, found.sets, torch.tensor(found.elements)).to_arrow()
+    elements = torch.tensor(found.elements, dtype=wanted)
+    return StateTable.of(encoder, found.sets, elements).to_arrow()
 
 
 def merge_partials(tables: Iterable[pa.Table]) -> pa.Table:

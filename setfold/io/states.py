@@ -9,17 +9,18 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
 from torch import nn
 
 from setfold.errors import DescriptionError, FileError
+from setfold.io.columns import Columns, Feature
 from setfold.io.models import load, save
 from setfold.tables.table import StateTable, header_of
 
-MODEL, INPUTS = b"setfold.model", b"setfold.inputs"
+MODEL, INPUTS, COLUMNS = b"setfold.model", b"setfold.inputs", b"setfold.columns"
 
 
 @dataclass(frozen=True)
@@ -29,14 +30,17 @@ class Provenance:
     Args:
         model: the bytes of the model's file; None for a model that cannot be written down.
         inputs: by name, size and time of the files whose elements are in the states.
+        columns: what of those files the elements are made of; None where nobody knows.
     """
 
     model: bytes | None
     inputs: dict[str, list[int]] = field(default_factory=dict)
+    columns: Columns | None = None
 
     def metadata(self) -> dict[bytes, bytes]:
         """Entries for the metadata of an Arrow schema."""
-        known = {INPUTS: json.dumps(self.inputs).encode()}
+        columns = None if self.columns is None else asdict(self.columns)
+        known = {INPUTS: json.dumps(self.inputs).encode(), COLUMNS: json.dumps(columns).encode()}
         return known if self.model is None else known | {MODEL: self.model}
 
 
@@ -63,7 +67,11 @@ def read_provenance(path: Path) -> tuple[pa.DataType, int, Provenance]:
         raise FileError(f"{path} holds no states: keep them with --states when you encode.")
     metadata = schema.metadata
     inputs = json.loads(metadata.get(INPUTS, b"{}"))
-    return schema.field("set").type, sets, Provenance(metadata.get(MODEL), inputs)
+    columns = json.loads(metadata.get(COLUMNS, b"null"))
+    if columns is not None:
+        features = tuple(Feature(*feature) for feature in columns["features"] or ()) or None
+        columns = Columns(features, columns["set"], columns["explode"])
+    return schema.field("set").type, sets, Provenance(metadata.get(MODEL), inputs, columns)
 
 
 def _batches(path: Path) -> Iterator[pa.RecordBatch]:
@@ -79,7 +87,9 @@ def _batches(path: Path) -> Iterator[pa.RecordBatch]:
 def _damaged(path: Path, error: Exception) -> FileError:
     if not path.exists():
         return FileError(f"there is no file {path}.")
-    return FileError(f"{path} is truncated, corrupt or no Arrow file ({error}). Write it anew.")
+    return FileError(
+        f"{path} is no file of states, which encode --states writes, or it is truncated or corrupt ({error})."
+    )
 
 
 def model_bytes(model: nn.Module) -> bytes | None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,7 +15,7 @@ from setfold.encoder import StreamingSetEncoder
 from setfold.engines import local
 from setfold.engines.task import Stamp
 from setfold.errors import InputError, StateMismatchError
-from setfold.io.columns import Columns, features_of
+from setfold.io.columns import Columns, features_of, shown_features
 from setfold.io.outputs import ArrowSink, refuse_as_target, sink_for
 from setfold.io.states import Provenance, model_bytes, model_from, read_provenance
 from setfold.jobs.memory import parse_size
@@ -86,11 +88,12 @@ def encode_sets(
         plan = plan_for(encoder, inputs, columns, memory=memory, skip_errors=skip_errors)
         outputs = [Output(Path(out), sink_for(Path(out)), states=False)]
         if kept is not None:
-            provenance = Provenance(model_bytes(encoder), _stamps(plan.inputs))
-            outputs.append(Output(kept, ArrowSink, True, provenance.metadata()))
+            known = Provenance(model_bytes(encoder), _stamps(plan.inputs), plan.task.columns)
+            outputs.append(Output(kept, ArrowSink, True, known.metadata()))
         return plan, outputs
 
-    return _carried_out(Path(out), prepare, compute, resume, restart, progress, save_every)
+    request = _request("encode", inputs, out, columns=asdict(columns), states=_full(states))
+    return _carried_out(request, prepare, compute, resume, restart, progress, save_every)
 
 
 def update_states(
@@ -147,25 +150,27 @@ def update_states(
     2
     """
     old, new, compute = Path(states), _as_states(out or states), chosen_engine(engine, address)
-    columns = Columns(features_of(features), set, explode)
+    asked = Columns(features_of(features), set, explode)
 
     def prepare() -> Job:
         encoder = streaming(_model_of([old], model, allow))
+        columns = _as_before(asked, read_provenance(old)[2].columns, old)
         plan = plan_for(
             encoder, inputs, columns, memory=memory, skip_errors=skip_errors, states=[old]
         )
         known = _united([old], again)
         added = _stamps({n: stamp for n, stamp in plan.inputs.items() if n != str(old)})
-        twice = [name for name, stamp in added.items() if known.get(name) == stamp]
+        twice = [name for name in added if name in known]  # grown or not
         if twice and not again:
             raise InputError(
                 f"{twice[0]} is in {old} already, and would count twice ({len(twice)} such files). Leave it out, or add "
                 "it all the same with --again."
             )
-        provenance = Provenance(model_bytes(encoder), known | added)
+        provenance = Provenance(model_bytes(encoder), known | added, plan.task.columns)
         return plan, [Output(new, ArrowSink, True, provenance.metadata())]
 
-    return _carried_out(new, prepare, compute, resume, restart, progress, save_every)
+    request = _request("update", inputs, new, columns=asdict(asked), states=_full(old))
+    return _carried_out(request, prepare, compute, resume, restart, progress, save_every)
 
 
 def merge_states(
@@ -210,11 +215,13 @@ def merge_states(
 
     def prepare() -> Job:
         encoder = streaming(_model_of(paths, model, allow))
-        provenance = Provenance(model_bytes(encoder), _united(paths, again))
+        columns = read_provenance(paths[0])[2].columns
+        provenance = Provenance(model_bytes(encoder), _united(paths, again), columns)
         plan = plan_for(encoder, (), Columns(None, None), memory=memory, states=paths)
         return plan, [Output(new, ArrowSink, True, provenance.metadata())]
 
-    return _carried_out(new, prepare, local.steps, resume, restart, progress)
+    request = _request("merge", paths, new)
+    return _carried_out(request, prepare, local.steps, resume, restart, progress)
 
 
 def readout_states(
@@ -257,7 +264,8 @@ def readout_states(
         plan = plan_for(encoder, (), Columns(None, None), memory=memory, states=[Path(states)])
         return plan, [Output(Path(out), sink_for(Path(out)), states=False)]
 
-    return _carried_out(Path(out), prepare, local.steps, resume, restart, progress)
+    request = _request("readout", states, out)
+    return _carried_out(request, prepare, local.steps, resume, restart, progress)
 
 
 # ---- what they share ---------------------------------------------------------------------------
@@ -309,8 +317,35 @@ def chosen_engine(name: str, address: str | None) -> Engine:
     raise InputError(f"engine must be 'local' or 'ray'; got {name!r}.")
 
 
+def _request(doing: str, inputs: Names, out: str | Path, **more: Any) -> dict[str, Any]:
+    """What is asked for, to be compared by a run that goes on with it."""
+    names = [inputs] if isinstance(inputs, str | Path) else inputs
+    return {"job": doing, "inputs": [_full(name) for name in names], "out": _full(out), **more}
+
+
+def _full(path: str | Path | None) -> str | None:
+    return None if path is None else str(Path(path).resolve())
+
+
+def _as_before(asked: Columns, before: Columns | None, path: Path) -> Columns:
+    """Which columns are what: as asked, or else as when the states were made."""
+    if before is None:
+        return asked
+    features, old = asked.features or before.features, before.features
+    if features and old and features != old:
+        named, known = ([feature.name for feature in each] for each in (features, old))
+        if sorted(named) == sorted(known):
+            raise InputError(
+                f"the states of {path} are of {shown_features(old)}, in this order; now it is {shown_features(features)}. "
+                "Leave --features out to have them as before."
+            )
+    if asked.set is not None and before.set is None and not before.explode:
+        raise InputError(f"the sets of {path} are whole files; leave --set out.")
+    return Columns(features, asked.set or before.set, asked.explode or before.explode)
+
+
 def _carried_out(
-    out: Path,
+    request: dict[str, Any],
     prepare: Callable[[], Job],
     engine: Engine,
     resume: bool,
@@ -318,10 +353,11 @@ def _carried_out(
     progress: Tell | None,
     save_every: float = SAVE_EVERY,
 ) -> Summary:
+    out = Path(request["out"])
     refuse_as_target(out)
     with (
         torch.no_grad(),
-        working(out, resume=resume, restart=restart, save_every=save_every) as work,
+        working(out, request, resume=resume, restart=restart, save_every=save_every) as work,
     ):
         if work.journal is not None and work.journal.publish:  # all was done but this
             return published(work)
@@ -358,7 +394,7 @@ def _united(paths: Sequence[Path], again: bool) -> dict[str, list[int]]:
     known: dict[str, list[int]] = {}
     for path in paths:
         inputs = read_provenance(path)[2].inputs
-        twice = [name for name in inputs if known.get(name) == inputs[name]]
+        twice = [name for name in inputs if name in known]
         if twice and not again:
             raise InputError(
                 f"{twice[0]} is in several of these files, and would count twice. Merge others, or allow it with --again."

@@ -12,8 +12,9 @@ from setfold.errors import InputError
 
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 BINARY = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
-LEAST_ROWS, MOST_ROWS = 1 << 12, 1 << 18  # of a batch
+MOST_ROWS = 1 << 18  # of a batch
 BASE = 380_000_000  # bytes that Python, torch and Arrow take
+COLUMN = 1_200_000  # bytes that each column of a file takes while it is read: a page, and what is read ahead
 LEAST = 100_000_000  # bytes to work with
 
 
@@ -69,7 +70,7 @@ class Division(NamedTuple):
     budget: int  # bytes for states
 
 
-def divide(memory: int, model: int, row: int) -> Division:
+def divide(memory: int, model: int, columns: int, row: int) -> Division:
     """Divide the memory between the rows on their way and the states.
 
     It must not depend on what the process happens to take, or a run could not be repeated exactly.
@@ -77,16 +78,18 @@ def divide(memory: int, model: int, row: int) -> Division:
     Args:
         memory: that the process may take in all.
         model: bytes of the model.
+        columns: that are read.
         row: bytes that one row takes on its way.
 
     Raises:
         InputError: there is too little.
     """
-    left = memory - BASE - 3 * model
-    if left < LEAST:
+    left = memory - BASE - 3 * model - columns * COLUMN
+    least = max(LEAST, 3 * row)
+    if left < least:
         raise InputError(
-            f"{shown_size(memory)} of memory are too little: Python, torch, Arrow and the model take "
-            f"{shown_size(memory - left)}. Give at least --memory {(memory - left + LEAST) // 10**6 + 1}MB."
+            f"{shown_size(memory)} of memory are too little: Python, torch, Arrow, the model and pages of the files take "
+            f"{shown_size(memory - left)}. Give at least --memory {(memory - left + least) // 10**6 + 1}MB."
         )
-    rows = max(LEAST_ROWS, min(left // 3 // row, MOST_ROWS))
+    rows = min(left // 3 // row, MOST_ROWS)
     return Division(1 << rows.bit_length() - 1, left // 5 * 2)

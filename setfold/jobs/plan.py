@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import pyarrow as pa
 from setfold.encoder import StreamingSetEncoder
 from setfold.engines.task import Piece, Skipped, Stamp, Task
 from setfold.errors import FileError, InputError, SetfoldError
+from setfold.files import digest_of
 from setfold.fingerprint import fingerprint_of
 from setfold.io.columns import Columns
 from setfold.io.inputs import Input, find_inputs
@@ -21,6 +23,7 @@ from setfold.io.states import read_provenance
 from setfold.jobs.memory import Division, divide
 
 PIECE_ROWS = 1 << 20
+SAMPLE_ROWS = 256
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class Plan:
         set_type: of the sets' names.
         skipped: files that cannot be used and are left out.
         division: of the memory.
+        memory: bytes that the process may take.
     """
 
     task: Task
@@ -44,6 +48,7 @@ class Plan:
     set_type: pa.DataType
     skipped: list[Skipped]
     division: Division
+    memory: int
 
     @property
     def bytes(self) -> int:
@@ -55,11 +60,12 @@ class Plan:
         encoder, columns = self.task.encoder, self.task.columns
         return {
             "model": fingerprint_of(encoder, encoder.shaping_modules()).digest,
+            "head": digest_of(encoder.state_dict(), str(encoder)),
             "features": columns.features,
             "set": columns.set,
             "explode": columns.explode,
             "on_error": "skip" if self.task.skip else "stop",
-            "memory": list(self.division),
+            "memory": self.memory,
             "inputs": [[name, *stamp] for name, stamp in self.inputs.items()],
         }
 
@@ -91,10 +97,14 @@ def make_plan(
     if not survey.pieces and survey.skipped:
         raise InputError(f"no input can be used. The first: {survey.skipped[0].reason}")
     model = sum(part.nbytes for part in (*encoder.parameters(), *encoder.buffers()))
-    division = divide(memory, model, row_bytes(encoder, survey.width or 1))
-    task = Task(encoder, columns, survey.width, division.rows, skip)
+    row = row_bytes(encoder, survey.width or 1) + survey.name_bytes
+    division = divide(memory, model, survey.num_columns, row)
+    at_once = max(1, int(division.rows / survey.elements_per_row))
+    task = Task(encoder, survey.columns, survey.width, at_once, skip)
     set_type = survey.set_type or pa.large_string()
-    return Plan(task, survey.pieces, survey.inputs, survey.rows, set_type, survey.skipped, division)
+    return Plan(
+        task, survey.pieces, survey.inputs, survey.rows, set_type, survey.skipped, division, memory
+    )
 
 
 def row_bytes(encoder: StreamingSetEncoder, width: int) -> int:
@@ -119,6 +129,10 @@ class _Survey:
         self.skipped: list[Skipped] = []
         self.rows: int | None = 0
         self.set_type: pa.DataType | None = None
+        self.num_columns = 0
+        self.is_sampled = False
+        self.elements_per_row = 1.0  # of a file; more where rows are exploded
+        self.name_bytes = 0  # of a set's name, in its several copies
 
     def look_at_states(self, path: Path) -> None:
         """Add a file of states."""
@@ -135,7 +149,7 @@ class _Survey:
         """Add a file of rows."""
         try:
             stamp = Stamp.of(found.path)
-            with open_reader(found.path) as reader:
+            with open_reader(found.path, self.columns.set) as reader:
                 pieces = list(self._pieces(found, stamp, reader))
         except SetfoldError as error:
             if not self.skip:
@@ -152,9 +166,15 @@ class _Survey:
         names = self.columns.needed(reader.schema, partition, path)
         self._agree_on(self._set_type(reader, partition), path)
         if self.width is None:
-            self.width = self._width(reader, names, found)
+            self.width = self.columns.width(reader.schema)
         if self.width is not None:
             self.columns.check_width(reader.schema, self.width, path)
+        if not self.is_sampled:
+            with suppress(FileError):  # will be found again, and told or listed, when all is read
+                self._sample(reader, names, found)
+        # What an element is made of, the first file decides; others may have it in another order.
+        self.columns = replace(self.columns, features=self.columns.chosen(reader.schema))
+        self.num_columns = max(self.num_columns, len(names))
         total = reader.num_rows
         for start, stop in reader.cuts(PIECE_ROWS):
             share = 1.0 if stop is None or not total else (stop - start) / total
@@ -165,19 +185,20 @@ class _Survey:
             return pa.large_string()
         return self.columns.set_type(reader.schema, partition)
 
-    def _width(self, reader: Reader, names: list[str], found: Input) -> int | None:
-        """The width of an element, by the schema or else by the first row."""
-        width = self.columns.width(reader.schema)
-        if width is not None:
-            return width
-        for batch in reader.read(names, 0, None, rows=1):
-            dtype = np.dtype(np.float32)
+    def _sample(self, reader: Reader, names: list[str], found: Input) -> None:
+        """Look at the first rows of the first file that has any: what only rows can tell."""
+        dtype, partition = np.dtype(np.float32), found.partition
+        for batch in reader.read(names, 0, None, rows=SAMPLE_ROWS):
             rows = rows_of(
-                batch, self.columns, first=0, dtype=dtype, width=None, partition=found.partition
+                batch, self.columns, first=0, dtype=dtype, width=self.width, partition=partition
             )
+            self.is_sampled = True
             if len(rows.elements):
-                return rows.elements.shape[1]
-        return None
+                self.width = rows.elements.shape[1]
+                self.elements_per_row = max(1.0, len(rows.elements) / rows.read)
+                if rows.sets is not None:
+                    self.name_bytes = 4 * rows.sets.nbytes // len(rows.sets)
+            return
 
     def _agree_on(self, kind: pa.DataType, path: Path) -> None:
         if self.set_type is None:

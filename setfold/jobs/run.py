@@ -33,13 +33,14 @@ class Progress(NamedTuple):
     elements: int
     seconds: float  # of this process
     memory: int  # bytes, now
+    begun: float = 0.0  # what was done before this process
 
     @property
     def left(self) -> float | None:
         """Seconds that what it is doing will still take; None where that cannot be told yet."""
-        if not 0 < self.done <= self.total:
+        if not self.begun < self.done <= self.total:
             return None
-        return self.seconds * (self.total - self.done) / self.done
+        return self.seconds * (self.total - self.done) / (self.done - self.begun)
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ class Run:
         self.encoder: StreamingSetEncoder = plan.task.encoder
         self.store = Store(self.encoder, work.spill, plan.division.budget)
         self.journal = work.begin(plan.job())
-        self.before = self.journal.seconds
+        self.before, self.begun = self.journal.seconds, self.journal.read
         self.started = self.phase_started = time.monotonic()
 
     def run(self) -> Summary:
@@ -167,19 +168,30 @@ class Run:
             self._save()
         store.spills, store.spilled = journal.spills, journal.spilled
         total = len(journal.buckets)
-        rows = max(1, store.budget // (4 * BUCKETS * store.state_bytes))
         while journal.buckets:
             bucket = journal.buckets[0]
-            names = []
-            for number, table in enumerate(store.drain_bucket(bucket)):
-                names.append(f"{bucket:02d}-{number}.run")
-                write_run(self.work.folder / "runs" / names[-1], table, rows)
+            journal.runs.append(f"{bucket:02d}.run")
+            self._complete(bucket, self.work.folder / "runs" / journal.runs[-1])
             journal.buckets.pop(0)
-            journal.runs += names
             journal.spills, journal.spilled = store.spills, store.spilled
             self._save()
             store.drop_bucket(bucket)  # only now: before, a kill would have lost it
             self._tell("merging", total - len(journal.buckets), total)
+
+    def _complete(self, bucket: int, path: Path) -> None:
+        """Make one run of a bucket, of several if it had to be divided again."""
+        parts, each, window = [], 1, self.store.budget // (2 * BUCKETS)
+        for number, table in enumerate(self.store.drain_bucket(bucket)):
+            parts.append(path.with_suffix(f".{number}"))
+            each = max(each, table.nbytes // len(table))
+            rows = max(1, window // each)
+            write_run(parts[-1], [table], rows)
+        if len(parts) == 1:
+            parts[0].replace(path)
+            return
+        write_run(path, in_order([read_run(part) for part in parts]), rows)
+        for part in parts:
+            part.unlink()
 
     # ---- write ---------------------------------------------------------------------------------
 
@@ -197,15 +209,15 @@ class Run:
             self._tell("writing", journal.sets, 0)
         for sink in sinks.values():
             sink.close()
-        journal.publish = {name: str(output.path) for name, output in names.items()}
+        journal.publish = {name: str(output.path.resolve()) for name, output in names.items()}
         self._save()
 
     def _tell(self, doing: str, done: float, total: float) -> None:
         if self.progress is not None:
             seconds = time.monotonic() - self.phase_started
-            self.progress(
-                Progress(doing, done, total, self.journal.elements, seconds, memory.used())
-            )
+            begun = self.begun if doing == "reading" else 0.0
+            elements = self.journal.elements
+            self.progress(Progress(doing, done, total, elements, seconds, memory.used(), begun))
 
 
 def published(work: Work) -> Summary:

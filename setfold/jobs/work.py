@@ -29,6 +29,7 @@ from setfold.tables.spill import shorten
 from setfold.tables.store import Store
 
 SAVE_EVERY = 20.0  # seconds of work that a killed run loses, unless another number is wished
+ANEW = "Begin anew, with --restart."
 SAVE_SHARE = 0.05  # of the time, that goes into saving at most
 
 
@@ -37,7 +38,8 @@ class Journal:
     """How far a run is.
 
     Args:
-        job: what it is about; a run that goes on must be about the same.
+        request: what was asked for; a run that goes on must be asked for the same.
+        job: what that came to, inputs and all; likewise.
         piece: the number of the piece that comes next, or is under way.
         rows: of that piece that are done.
         elements: that are in the states.
@@ -55,6 +57,7 @@ class Journal:
         sets: how many there are in the outputs.
     """
 
+    request: dict[str, Any]
     job: dict[str, Any]
     piece: int = 0
     rows: int = 0
@@ -85,12 +88,15 @@ class Work:
 
     Args:
         folder: of the run.
+        request: what was asked for.
         journal: of a run that goes on; None for a new one.
         save_every: seconds between two saves, if they are quick.
     """
 
-    def __init__(self, folder: Path, journal: Journal | None, save_every: float) -> None:
-        self.folder = folder
+    def __init__(
+        self, folder: Path, request: dict[str, Any], journal: Journal | None, save_every: float
+    ) -> None:
+        self.folder, self.request = folder, request
         self.save_every = save_every
         self.journal = journal
         self.saved_at = time.monotonic()
@@ -108,10 +114,9 @@ class Work:
 
     def begin(self, job: dict[str, Any]) -> Journal:
         """The journal of this job, new or to go on with."""
-        job = json.loads(json.dumps(job))  # as it comes out of a file
+        job = as_in_a_file(job)
         if self.journal is None:
-            self.journal = Journal(job)
-            self._write()
+            self.journal = Journal(self.request, job)
         _refuse_other_job(self.journal.job, job)
         if self.skipped.exists() or self.journal.bytes:
             shorten(self.skipped, self.journal.bytes)
@@ -169,7 +174,7 @@ class Work:
         for temporary, final in self.journal.publish.items():
             path = self.folder / temporary
             if path.exists():
-                path.replace(final)
+                _moved(path, Path(final))
 
     def report(self) -> str | None:
         """Put the list of what was left out beside the output; an earlier one is removed."""
@@ -185,11 +190,14 @@ class Work:
 
 
 @contextmanager
-def working(out: Path, *, resume: bool, restart: bool, save_every: float) -> Iterator[Work]:
+def working(
+    out: Path, request: dict[str, Any], *, resume: bool, restart: bool, save_every: float
+) -> Iterator[Work]:
     """Hold the folder of the run that makes an output; it is removed when the run is complete.
 
     Args:
         out: the output.
+        request: what was asked for, as JSON could say it.
         resume: whether to go on with a run that did not end.
         restart: whether to drop what such a run has left.
         save_every: seconds between two saves, if they are quick.
@@ -215,8 +223,14 @@ def working(out: Path, *, resume: bool, restart: bool, save_every: float) -> Ite
         if not resume:
             _emptied(folder)
             journal = None
+        request = as_in_a_file(request)
+        if journal is not None and journal.request != request:
+            differ = [name for name in request if journal.request.get(name) != request[name]]
+            raise InputError(
+                f"the run that did not end was asked for something else: other {', '.join(differ)}. {ANEW}"
+            )
         try:
-            yield Work(folder, journal, save_every)
+            yield Work(folder, request, journal, save_every)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise FileError(
@@ -242,6 +256,24 @@ def _left_by_another(folder: Path) -> Journal | None:
         ) from error
 
 
+def as_in_a_file(value: dict[str, Any]) -> Any:
+    """What JSON makes of a value: lists of tuples."""
+    return json.loads(json.dumps(value))
+
+
+def _moved(path: Path, final: Path) -> None:
+    """Rename a file, to another disk too; whole or not at all."""
+    try:
+        path.replace(final)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        beside = final.with_name(f".{final.name}.part")
+        shutil.copyfile(path, beside)
+        beside.replace(final)
+        path.unlink()
+
+
 def _removed(folder: Path) -> None:
     _emptied(folder)
     (folder / "lock").unlink()
@@ -261,18 +293,15 @@ def _emptied(folder: Path) -> None:
 def _refuse_other_job(then: dict[str, Any], now: dict[str, Any]) -> None:
     if then == now:
         return
-    advice = "Begin anew, with --restart."
     before, after = (dict(map(_named, job["inputs"])) for job in (then, now))
     for path, stamp in before.items():
         if path in after and after[path] != stamp:
-            raise FileError(f"{path} has changed since the run began. {advice}")
+            raise FileError(f"{path} has changed since the run began. {ANEW}")
     if before.keys() != after.keys():
         names = ", ".join(sorted(before.keys() ^ after.keys())[:3])
-        raise InputError(f"the run began with other inputs; not the same are {names}. {advice}")
+        raise InputError(f"the run began with other inputs; not the same are {names}. {ANEW}")
     differ = [name for name in then if then[name] != now.get(name)]
-    raise InputError(
-        f"the run that did not end is another one: {', '.join(differ)} differ. {advice}"
-    )
+    raise InputError(f"the run that did not end is another one: {', '.join(differ)} differ. {ANEW}")
 
 
 def _named(entry: list[Any]) -> tuple[str, list[Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,17 +11,23 @@ import pyarrow.compute as pc
 from setfold.tables.table import StateTable, combined
 
 
-def write_run(path: Path, table: StateTable, rows: int) -> None:
-    """Write a sorted table to a file.
+def write_run(path: Path, tables: Iterable[StateTable], rows: int) -> None:
+    """Write tables that are sorted, and follow each other, to a file.
 
     Args:
         path: the file.
-        table: of any number of sets.
+        tables: at least one.
         rows: sets that will be read at once.
     """
-    arrow = table.to_arrow()
-    with pa.ipc.new_file(str(path), arrow.schema) as writer:
-        writer.write_table(arrow, max_chunksize=rows)
+    writer = None
+    try:
+        for table in tables:
+            arrow = table.to_arrow()
+            writer = writer or pa.ipc.new_file(str(path), arrow.schema)
+            writer.write_table(arrow, max_chunksize=rows)
+    finally:
+        if writer is not None:
+            writer.close()
 
 
 def read_run(path: Path) -> Iterator[pa.Table]:

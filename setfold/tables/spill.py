@@ -33,10 +33,16 @@ def bucket_of(sets: pa.Array, level: int) -> np.ndarray:
         hashes = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
         hashes >>= np.uint64(32)
     else:
-        text = sets if pa.types.is_large_binary(sets.type) else sets.cast(pa.large_string())
-        names = text.cast(pa.large_binary()).to_pylist()
-        hashes = np.fromiter(map(zlib.crc32, names), np.uint64, len(sets))
+        hashes = np.fromiter(map(zlib.crc32, _as_bytes(sets)), np.uint64, len(sets))
     return (hashes >> np.uint64(level * BUCKET_BITS)).astype(np.int64) % BUCKETS
+
+
+def _as_bytes(sets: pa.Array) -> Iterator[bytes]:
+    """The names of sets as bytes, a few at a time: they may be long."""
+    for start in range(0, len(sets), 1024):
+        some = sets.slice(start, 1024)
+        text = some if pa.types.is_large_binary(some.type) else some.cast(pa.large_string())
+        yield from text.cast(pa.large_binary()).to_pylist()
 
 
 def divided(table: Table, level: int) -> Iterator[tuple[int, Table]]:

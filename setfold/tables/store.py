@@ -23,6 +23,8 @@ from setfold.tables.table import (
     states_of,
 )
 
+MOST_TABLES = 16  # that wait to be merged
+
 
 class Store:
     """States of any number of sets.
@@ -62,6 +64,8 @@ class Store:
     def add(self, table: Table) -> None:
         """Take in what some rows add to their sets."""
         self._keep(table)
+        if len(self.states) > MOST_TABLES:  # a few large blocks rather than many small ones
+            self.states = [merged(self.states)]
         if self.held > self.budget // 2:
             self._compact()
             if self.held > self.budget // 4 and not self.is_last:

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from setfold.encoder import StreamingSetEncoder
 from setfold.errors import FileError, InputError, StateMismatchError
-from setfold.fingerprint import Fingerprint
+from setfold.fingerprint import Fingerprint, first_tensor
 from setfold.state import SetState
 from setfold.statistic import STATISTICS, join, refuse_non_finite
 
@@ -214,6 +214,13 @@ def from_arrow(table: pa.Table) -> Table:
 # ---- the three steps ---------------------------------------------------------------------------
 
 
+def element_dtypes(encoder: StreamingSetEncoder) -> tuple[np.dtype, torch.dtype]:
+    """As what elements are read, and as what the encoder takes them; numpy does not know all of torch's."""
+    like = first_tensor(encoder.shaping_modules())
+    wanted = torch.float32 if like is None else like.dtype
+    return np.dtype(np.float64 if wanted == torch.float64 else np.float32), wanted
+
+
 def state_bytes(encoder: StreamingSetEncoder) -> int:
     """What the state of one set takes."""
     return sum(part.nbytes for part in _per_set(encoder.initial_state(1)).values())
@@ -310,7 +317,9 @@ def read_out(encoder: StreamingSetEncoder, table: StateTable) -> Iterator[pa.Tab
     """(set, count, encoding) of all sets, some at a time; the shape of an encoding is metadata."""
     device = encoder.initial_state(0).device
     one = encoder.readout(encoder.initial_state(1)).nbytes
-    size = _sets_at_once(max(one, state_bytes(encoder)))
+    # What a layer of a head puts out is as wide as its weights.
+    widest = max((max(part.shape) for part in encoder.parameters() if part.dim()), default=1)
+    size = _sets_at_once(max(one, state_bytes(encoder), 8 * widest))
     for start in range(0, max(len(table), 1), size):
         some = table.state[start : start + size]
         encoding = encoder.readout(some.to(device)).cpu()

@@ -85,6 +85,13 @@ def test_links(folder: Path) -> None:
     assert found("linked") == ["linked/data/part-0.parquet"]
 
 
+def test_two_names_of_a_file(folder: Path) -> None:
+    (folder / "again.parquet").symlink_to(folder / "events/b.parquet")
+    (folder / "mirror").symlink_to(folder / "events")
+    assert found("again.parquet", "events") == ["again.parquet", EVENTS[0], *EVENTS[2:]]
+    assert found("events", "again.parquet", "mirror") == EVENTS
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

@@ -7,9 +7,12 @@ import multiprocessing
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 import torch
 
 import setfold
+from setfold.engines import local
+from setfold.jobs import work
 from tests import reference
 
 WIDTH = 3
@@ -70,3 +73,24 @@ def fork(function):
     process = multiprocessing.get_context("fork").Process(target=function)
     process.start()
     return process
+
+
+def encode(model, folder, out, **options):
+    return setfold.encode_sets(model, folder, out, save_every=0, **{"set": "event", **options})
+
+
+def interrupted(monkeypatch, model, folder, out, after=5, **options):
+    """A run that ended before its time, after some steps."""
+    monkeypatch.setattr(work, "SAVE_SHARE", 1.0)
+    original = local.steps
+
+    def steps(*arguments):
+        for number, step in enumerate(original(*arguments)):
+            if number == after:
+                raise KeyboardInterrupt
+            yield step
+
+    with monkeypatch.context() as patch:
+        patch.setattr(local, "steps", steps)
+        with pytest.raises(KeyboardInterrupt):
+            encode(model, folder, out, **options)

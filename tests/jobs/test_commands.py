@@ -51,7 +51,7 @@ def test_a_dry_run_reads_little_and_writes_nothing(tmp_path, model):
     folder = write(tmp_path / "in", rows())
     options = ["--set", "event", "--out", tmp_path / "out.parquet", "--dry-run", "--json"]
     facts = json.loads(typed("encode", model, folder, *options))
-    assert (facts["files"], facts["elements"], facts["width"]) == (4, 600, 3)
+    assert (facts["files"], facts["rows"], facts["width"]) == (4, 600, 3)
     assert facts["bytes"] == sum(path.stat().st_size for path in folder.iterdir())
     assert facts["seconds"] >= 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "model.safetensors"]

@@ -242,7 +242,7 @@ def test_runs_are_read_in_order(owners, window, kind, tmp_path_factory):
     for owner in set(owners):
         names = [kind(i) for i, o in enumerate(owners) if o == owner]
         path = folder / f"{owner}.arrow"
-        write_run(path, StateTable.of(encoder, *rows(names)).sorted(), window)
+        write_run(path, [StateTable.of(encoder, *rows(names)).sorted()], window)
         runs.append(read_run(path))
     names = [name for table in in_order(runs) for name in table.sets.to_pylist()]
     assert names == sorted(kind(i) for i in range(len(owners)))

@@ -44,11 +44,13 @@ def reader_of(path: Path) -> type[Reader] | None:
     return next((r for r in READERS if name.endswith(r.suffixes)), None)
 
 
-def open_reader(path: Path) -> Reader:
+def open_reader(path: Path, text: str | None = None) -> Reader:
     """Open a file with the reader that its suffix asks for.
 
     Args:
         path: the file.
+        text: a column that is text wherever the format itself does not tell types (CSV, TSV); None
+            for none.
     """
     reader = reader_of(path)
     if reader is None:
@@ -59,4 +61,4 @@ def open_reader(path: Path) -> Reader:
         raise FileError(f"there is no file {path}.")
     if path.is_dir() != reader.is_folder:
         raise FileError(f"{path} is {'a folder' if path.is_dir() else 'no folder'}.")
-    return reader(path)
+    return reader(path, text)

@@ -29,12 +29,16 @@ import pyarrow as pa
 
 from setfold.errors import FileError, InputError, SetfoldError
 
+BadLine = tuple[int, str]  # where a row should be, counted from 0, and why there is none
+
 
 class Reader(ABC):
     """One file whose rows are elements of sets.
 
     Args:
         path: the file.
+        text: a column that is text wherever the format itself does not tell types, so that "007"
+            is not 7; None for none. Such a column need not be there.
     """
 
     suffixes: ClassVar[tuple[str, ...]]
@@ -42,8 +46,9 @@ class Reader(ABC):
     schema: pa.Schema
     num_rows: int | None
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, text: str | None = None) -> None:
         self.path = path
+        self.text = text
         try:
             self._open()
             list(self.schema.names)  # names that are no text fail here, not later
@@ -121,6 +126,14 @@ class Reader(ABC):
                 f"{self.path} ends before row {row}, but it should have {end} rows. It is truncated; "
                 "write it anew."
             )
+
+    def take_bad(self) -> list[BadLine]:
+        """What stands in the place of rows but is none, of all that was passed since the last call.
+
+        Ask after each batch: the batch begins straight after what is told then, so the numbers of its
+        rows are known. What stands at the end of the file is told after one more batch, without rows.
+        """
+        return []
 
     def _end(self, columns: list[str]) -> int | None:
         """How many rows these columns have; None where only reading tells."""

@@ -120,25 +120,6 @@ def test_what_could_run_code_is_not_loaded(tmp_path: Path) -> None:
         open_reader(tmp_path / "a.npy")
 
 
-def test_numbers_that_get_wider(tmp_path: Path) -> None:
-    """Types are guessed from the first megabytes of text; a fraction may come later."""
-    path = tmp_path / "a.csv"
-    rows = 700_000
-    path.write_text("late,id,void\n" + "0,1234567,\n" * rows + "0.5,7,3\n")
-    found = values(path, "late")
-    assert len(found) == rows + 1
-    assert found[-1] == 0.5
-    assert values(path, "id")[-1] == 7
-    assert values(path, "void")[-2:] == [None, 3]
-
-
-def test_wrong_text_names_the_row(tmp_path: Path) -> None:
-    path = tmp_path / "a.csv"
-    path.write_text("x\n" + "0.123456789\n" * 400_000 + "oops\n")
-    with pytest.raises(FileError, match=r"a\.csv cannot be read from row 3\d{5} on.*oops"):
-        values(path, "x")
-
-
 MEMORY = """
 import sys
 from pathlib import Path
@@ -180,6 +161,19 @@ def test_memory(tmp_path: Path, suffix: str) -> None:
     rows, megabytes = map(int, done.stdout.split())
     assert rows == len(elements)
     assert megabytes < 16
+
+
+def test_columns_share_what_is_read_ahead(tmp_path: Path) -> None:
+    """Of 64 columns of a megabyte each, no more than a quarter is read for the first rows."""
+    path = tmp_path / "a.parquet"
+    numbers = np.random.default_rng(0).random(1 << 17)
+    table = pa.table({f"c{i}": numbers for i in range(64)})
+    pq.write_table(table, path, compression="none", use_dictionary=False, data_page_size=1 << 13)
+    before = pa.total_allocated_bytes()
+    with open_reader(path) as reader:
+        batches = reader.read(reader.schema.names, rows=100)
+        next(batches)
+        assert pa.total_allocated_bytes() - before < 24 << 20
 
 
 @pytest.mark.parametrize("suffix", [".las", ".laz"])
