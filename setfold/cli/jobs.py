@@ -328,8 +328,9 @@ def _line(progress: Progress) -> str:
     from setfold.jobs.memory import shown_size
 
     parts = [f"{progress.elements:,} elements"]
-    if progress.doing == "reading" and progress.seconds:
+    if progress.doing == "reading":
         parts.append(f"{shown_size(progress.done)} of {shown_size(progress.total)}")
+        parts.append(f"{shown_size(progress.rate)}/s")
     if progress.left is not None:
         parts.append(f"about {progress.left:.0f} s left")
     parts.append(f"{shown_size(progress.memory)} in memory")

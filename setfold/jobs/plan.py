@@ -24,6 +24,7 @@ from setfold.jobs.memory import Division, divide
 
 PIECE_ROWS = 1 << 20
 SAMPLE_ROWS = 256
+NAME_COPIES = 12  # of a name, on its way from a file to a table
 
 
 @dataclass(frozen=True)
@@ -197,7 +198,7 @@ class _Survey:
                 self.width = rows.elements.shape[1]
                 self.elements_per_row = max(1.0, len(rows.elements) / rows.read)
                 if rows.sets is not None:
-                    self.name_bytes = 4 * rows.sets.nbytes // len(rows.sets)
+                    self.name_bytes = NAME_COPIES * rows.sets.nbytes // len(rows.sets)
             return
 
     def _agree_on(self, kind: pa.DataType, path: Path) -> None:

@@ -36,11 +36,16 @@ class Progress(NamedTuple):
     begun: float = 0.0  # what was done before this process
 
     @property
+    def rate(self) -> float:
+        """How much of `done` is done in a second."""
+        return (self.done - self.begun) / self.seconds if self.seconds else 0.0
+
+    @property
     def left(self) -> float | None:
         """Seconds that what it is doing will still take; None where that cannot be told yet."""
         if not self.begun < self.done <= self.total:
             return None
-        return self.seconds * (self.total - self.done) / (self.done - self.begun)
+        return (self.total - self.done) / self.rate if self.rate else None
 
 
 @dataclass(frozen=True)
