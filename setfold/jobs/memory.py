@@ -14,7 +14,7 @@ UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 BINARY = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 MOST_ROWS = 1 << 18  # of a batch
 BASE = 380_000_000  # bytes that Python, torch and Arrow take
-COLUMN = 1_200_000  # bytes that each column of a file takes while it is read: a page, and what is read ahead
+COLUMN = 1_300_000  # bytes that each column of a file takes while it is read: a page, and what is read ahead
 LEAST = 100_000_000  # bytes to work with
 
 
