@@ -81,12 +81,15 @@ def check(
     epilog="Examples:\n\n  setfold info encoder.safetensors\n\n  setfold info state.safetensors --json"
 )
 def info(
-    file: Annotated[Path, typer.Argument(help="A model or state file.")],
+    file: Annotated[Path, typer.Argument(help="A model, a state, or a file of states.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Tell what is in a model or state file, without running anything in it."""
     from setfold import files
 
+    if file.suffix == ".arrow":
+        _show(_about_states(file), as_json)
+        return
     kind, tensors, description = files.read(file)
     facts: dict[str, Any] = {
         "file": str(file),
@@ -104,6 +107,29 @@ def info(
         name: f"{str(t.dtype).removeprefix('torch.')} {tuple(t.shape)}"
         for name, t in tensors.items()
     }
+    _show(facts, as_json)
+
+
+def _about_states(file: Path) -> dict[str, Any]:
+    """What a file of states tells of itself."""
+    from setfold.io.columns import shown_features
+    from setfold.io.states import read_provenance
+
+    kind, sets, known = read_provenance(file)
+    columns = known.columns
+    return {
+        "file": str(file),
+        "kind": "states",
+        "bytes": file.stat().st_size,
+        "sets": sets,
+        "named by": str(kind),
+        "features": shown_features(columns.features or ()) if columns else "unknown",
+        "model": f"{len(known.model):,} bytes" if known.model else "not in the file",
+        "inputs": {name: f"{size:,} bytes" for name, (size, _) in known.inputs.items()},
+    }
+
+
+def _show(facts: dict[str, Any], as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(facts, indent=2))
         return

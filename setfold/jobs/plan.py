@@ -15,7 +15,7 @@ from setfold.engines.task import Piece, Skipped, Stamp, Task
 from setfold.errors import FileError, InputError, SetfoldError
 from setfold.files import digest_of
 from setfold.fingerprint import fingerprint_of
-from setfold.io.columns import Columns
+from setfold.io.columns import Columns, Feature
 from setfold.io.inputs import Input, find_inputs
 from setfold.io.readers import Reader, open_reader
 from setfold.io.rows import rows_of
@@ -24,6 +24,11 @@ from setfold.jobs.memory import Division, divide
 
 PIECE_ROWS = 1 << 20
 SAMPLE_ROWS = 256
+POSITION = (
+    Feature("x"),
+    Feature("y"),
+    Feature("z"),
+)  # what a model of three numbers takes of a scan
 NAME_COPIES = 12  # of a name, on its way from a file to a table
 
 
@@ -164,6 +169,8 @@ class _Survey:
 
     def _pieces(self, found: Input, stamp: Stamp, reader: Reader) -> Iterator[Piece]:
         path, partition = found
+        if self.columns.features is None and self._is_cloud(reader.schema):
+            self.columns = replace(self.columns, features=POSITION)
         names = self.columns.needed(reader.schema, partition, path)
         self._agree_on(self._set_type(reader, partition), path)
         if self.width is None:
@@ -180,6 +187,11 @@ class _Survey:
         for start, stop in reader.cuts(PIECE_ROWS):
             share = 1.0 if stop is None or not total else (stop - start) / total
             yield Piece(found, stamp, start, stop, share)
+
+    def _is_cloud(self, schema: pa.Schema) -> bool:
+        """Whether a file has a position and more, and the model takes a position."""
+        chosen = self.columns.chosen(schema)
+        return self.width == len(POSITION) < len(chosen) and set(POSITION) <= {*chosen}
 
     def _set_type(self, reader: Reader, partition: dict[str, str]) -> pa.DataType:
         if self.columns.set is None:

@@ -69,6 +69,16 @@ def test_states_from_day_to_day(tmp_path, model):
     assert_encodes(tmp_path / "out.parquet", encoder(), table)
 
 
+def test_info_tells_what_is_in_a_file_of_states(tmp_path, model):
+    folder, states = write(tmp_path / "in", rows()), tmp_path / "states.arrow"
+    typed("encode", model, folder, "--set", "event", "-o", tmp_path / "o.npz", "--states", states)
+    facts = json.loads(typed("info", states, "--json"))
+    assert (facts["kind"], facts["named by"], facts["features"]) == ("states", "int64", "f0,f1,f2")
+    assert facts["sets"] == len(set(rows()["event"].to_pylist()))
+    assert list(facts["inputs"]) == [str(folder / f"part-{i}.parquet") for i in range(4)]
+    assert "part-3.parquet" in typed("info", states)
+
+
 def test_bad_rows_are_skipped_on_request(tmp_path, model):
     folder = write(tmp_path / "in", rows())
     (folder / "part-9.parquet").write_bytes(b"PAR1")

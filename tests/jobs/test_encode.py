@@ -62,6 +62,16 @@ def test_one_set_per_file(tmp_path):
     assert_encodes(tmp_path / "out.parquet", model, wanted)
 
 
+def test_a_model_of_three_numbers_takes_a_position(tmp_path):
+    table, model = rows(), encoder()
+    scan = table.rename_columns(["intensity", "y", "x", "z"]).select(["x", "y", "z", "intensity"])
+    folder = write(tmp_path / "in", scan, files=1)
+    encode(model, folder, tmp_path / "out.parquet", set=None)
+    wanted = pa.table({f"f{i}": scan[name] for i, name in enumerate("xyz")})
+    names = pa.array([str(folder / "part-0.parquet")] * len(table))
+    assert_encodes(tmp_path / "out.parquet", model, wanted.add_column(0, "event", names))
+
+
 def test_features_are_chosen_ordered_and_scaled(tmp_path):
     table, model = rows(300), encoder()
     folder = write(tmp_path / "in", table)
