@@ -1,10 +1,12 @@
 """Completing CelebA from 200 to 1000 pixels (the paper's Figure 2a, and 6a of its appendix).
 
-    python -m experiments run reconstruction --size small     # about 50 minutes on two cores, by estimate
+    python -m experiments run reconstruction --size small     # about 100 minutes on two cores that did other things, too
 
 Paper: at each number of pixels the Slot Set Encoder has the lowest NLL, then PMA and Deep Sets (a plot
 without numbers).
-Here: nothing is run yet.
+Here: 200 pixels: SSE, slots attended -0.001, SSE, slots apart 0.079, Attention, slots apart 0.116,
+Deep Sets 0.169, SSE, as printed 0.204, PMA 0.218; 1000 pixels: SSE, slots attended 0.013, SSE,
+slots apart 0.097, Attention, slots apart 0.137, Deep Sets 0.174, SSE, as printed 0.223, PMA 0.239.
 """
 
 from __future__ import annotations
@@ -71,9 +73,14 @@ RECIPE = Recipe(
     runs=runs,
     section=section,
     headline=headline,
-    holds="open",
-    verdict="",
+    holds="only with slots apart",
+    verdict="""With slots apart it holds, at all four sizes and with every seed: eight slots of seven numbers and a mass are
+    better than Deep Sets by .08 to .09 nats and than PMA by .14 and more, in as many dimensions and one pass. Slots
+    become soft places in the image, so an encoding says what is where. If the decoder attends to the slots instead of
+    reading them as one vector, it gains as much again. As printed, with one slot, attention cancels and what is
+    left is a plain sum of values: worse than Deep Sets everywhere, and a little better than PMA, which
+    has one vector, too. Softmax pooling over elements with eight queries is in between.""",
     cut="""8,000 training images rather than 160,000; 6 epochs rather than 200; 32 pixels of an image as targets in
     a step, drawn at random, rather than all (all are targets when NLL is measured).""",
-    minutes=50,
+    minutes=100,
 )
