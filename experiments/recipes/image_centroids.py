@@ -1,10 +1,11 @@
 """Centroids of classes of images, against way and support (the paper's Figures 4, 5 and 9).
 
-    python -m experiments run image-centroids --size small     # about 10 minutes on two cores, by estimate
+    python -m experiments run image-centroids --size small     # about 20 minutes on two cores that did other things, too
 
 Paper, on ImageNet: trained 20-way, the Slot Set Encoder is about as good as Deep Sets there, and better with
 more classes (a plot without numbers).
-Here: nothing is run yet.
+Here: 5-way: SSE, as printed 0.9183, SSE, wide slots 0.9136, Deep Sets 0.9060; 200-way: SSE, as
+printed 0.5314, SSE, wide slots 0.4956, Deep Sets 0.4902.
 """
 
 from __future__ import annotations
@@ -89,9 +90,14 @@ RECIPE = Recipe(
     runs=runs,
     section=section,
     headline=headline,
-    holds="open",
-    verdict="",
+    holds="with many supports, not by attention",
+    verdict="""With as many supports as in training, two, Deep Sets and wide slots do equally well at every way, and the encoder
+    as printed is worse. With five and more it catches up, and with all of them it is the best, the more so the more
+    classes there are: .53 against .49 at 200-way. But as printed the slots are added up, so attention cancels, and
+    what is left is the mean of one linear map of the features, where Deep Sets has a hidden layer: the simpler
+    function carries over better from 2 supports to 500. Wide slots, whose attention does something, are a little better than
+    Deep Sets with many supports and otherwise the same.""",
     cut="""Tiny ImageNet (200 classes) with frozen EfficientNet features of 256 dimensions stands for
     ImageNet (1000 classes) with a frozen ResNet50; 2,000 episodes rather than 50 epochs.""",
-    minutes=10,
+    minutes=20,
 )
