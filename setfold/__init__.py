@@ -56,9 +56,9 @@ if TYPE_CHECKING:
     from setfold.io.partials import read_partials as read_partials
     from setfold.io.partials import unpack_partials as unpack_partials
     from setfold.jobs.encode import encode_sets as encode_sets
-    from setfold.jobs.encode import merge_states as merge_states
-    from setfold.jobs.encode import readout_states as readout_states
-    from setfold.jobs.encode import update_states as update_states
+    from setfold.jobs.states import merge_states as merge_states
+    from setfold.jobs.states import readout_states as readout_states
+    from setfold.jobs.states import update_states as update_states
     from setfold.passes import Layer as Layer
     from setfold.passes import LayeredSetEncoder as LayeredSetEncoder
     from setfold.passes import MultiPassSetEncoder as MultiPassSetEncoder
@@ -110,7 +110,8 @@ _HOMES = {
         "read_partials",
         "unpack_partials",
     ),
-    "setfold.jobs.encode": ("encode_sets", "merge_states", "readout_states", "update_states"),
+    "setfold.jobs.encode": ("encode_sets",),
+    "setfold.jobs.states": ("merge_states", "readout_states", "update_states"),
     "setfold.passes": ("Layer", "LayeredSetEncoder", "MultiPassSetEncoder"),
     "setfold.state": ("SetState",),
     "setfold.whole": ("WholeSetEncoder",),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from enum import StrEnum
@@ -16,8 +16,9 @@ import typer
 from setfold.cli.app import app, find_model
 
 if TYPE_CHECKING:  # torch and Arrow take seconds to import, and --help should not wait for them
-    from setfold.jobs.encode import Tell
-    from setfold.jobs.plan import Plan
+    from torch import nn
+
+    from setfold.jobs.job import Tell
     from setfold.jobs.run import Progress, Summary
 
 LINE_EVERY = 30.0  # seconds between lines where there is no terminal
@@ -36,6 +37,8 @@ class Engine(StrEnum):
     LOCAL = "local"
     RAY = "ray"
 
+
+# A command line is flat: every option of it is an argument here, so there are many.
 
 Inputs = Annotated[
     list[str],
@@ -139,36 +142,30 @@ def encode(
     Sets may be larger than memory, more than memory holds, and spread over files in any order.
     """
     subject = find_model(model, allow or [])
-    from setfold.jobs import encode as jobs
+    from setfold.jobs.encode import encode_sets
 
     skip = on_error is OnError.SKIP
     if dry_run:
-        from setfold.io.columns import Columns, features_of
-
-        encoder = jobs.streaming(subject)
-        columns = Columns(features_of(features), column, explode)
-        plan = jobs.plan_for(encoder, inputs, columns, memory=memory, skip_errors=skip)
-        _show(_forecast(plan), as_json)
+        _show(_forecast(subject, inputs, column, features, explode, memory, skip), as_json)
         return
-    with _progress() as tell:
-        summary = jobs.encode_sets(
-            subject,
-            inputs,
-            out,
-            set=column,
-            features=features,
-            explode=explode,
-            states=states,
-            memory=memory,
-            skip_errors=skip,
-            engine=engine,
-            address=address,
-            resume=resume,
-            restart=restart,
-            save_every=save_every,
-            progress=tell,
-        )
-    _show(_facts(summary), as_json)
+    _run(
+        encode_sets,
+        as_json,
+        subject,
+        inputs,
+        out,
+        set=column,
+        features=features,
+        explode=explode,
+        states=states,
+        memory=memory,
+        skip_errors=skip,
+        engine=engine,
+        address=address,
+        resume=resume,
+        restart=restart,
+        save_every=save_every,
+    )
 
 
 @app.command(
@@ -198,30 +195,27 @@ def update(
     as_json: Json = False,
 ) -> None:
     """Add the elements of more files to states that were kept."""
-    subject = None if model is None else find_model(model, allow or [])
-    from setfold.jobs import encode as jobs
+    from setfold.jobs.states import update_states
 
-    with _progress() as tell:
-        summary = jobs.update_states(
-            states,
-            inputs,
-            out=out,
-            model=subject,
-            allow=allow or (),
-            set=column,
-            features=features,
-            explode=explode,
-            memory=memory,
-            skip_errors=on_error is OnError.SKIP,
-            again=again,
-            engine=engine,
-            address=address,
-            resume=resume,
-            restart=restart,
-            save_every=save_every,
-            progress=tell,
-        )
-    _show(_facts(summary), as_json)
+    _run(
+        update_states,
+        as_json,
+        states,
+        inputs,
+        out=out,
+        **_whose(model, allow),
+        set=column,
+        features=features,
+        explode=explode,
+        again=again,
+        memory=memory,
+        skip_errors=on_error is OnError.SKIP,
+        engine=engine,
+        address=address,
+        resume=resume,
+        restart=restart,
+        save_every=save_every,
+    )
 
 
 @app.command(epilog="Example:\n\n  setfold merge monday.arrow tuesday.arrow --out both.arrow")
@@ -237,22 +231,10 @@ def merge(
     as_json: Json = False,
 ) -> None:
     """Merge files of states into one."""
-    subject = None if model is None else find_model(model, allow or [])
-    from setfold.jobs import encode as jobs
+    from setfold.jobs.states import merge_states
 
-    with _progress() as tell:
-        summary = jobs.merge_states(
-            states,
-            out,
-            model=subject,
-            allow=allow or (),
-            memory=memory,
-            again=again,
-            resume=resume,
-            restart=restart,
-            progress=tell,
-        )
-    _show(_facts(summary), as_json)
+    care = {"memory": memory, "resume": resume, "restart": restart}
+    _run(merge_states, as_json, states, out, **_whose(model, allow), again=again, **care)
 
 
 @app.command(epilog="Example:\n\n  setfold readout all.arrow --out encodings.parquet")
@@ -267,21 +249,23 @@ def readout(
     as_json: Json = False,
 ) -> None:
     """Read the encodings out of a file of states."""
-    subject = None if model is None else find_model(model, allow or [])
-    from setfold.jobs import encode as jobs
+    from setfold.jobs.states import readout_states
 
+    care = {"memory": memory, "resume": resume, "restart": restart}
+    _run(readout_states, as_json, states, out, **_whose(model, allow), **care)
+
+
+def _whose(model: str | None, allow: list[str] | None) -> dict[str, Any]:
+    """The model that states are of: one that is named, or the one in their file."""
+    subject = None if model is None else find_model(model, allow or [])
+    return {"model": subject, "allow": allow or ()}
+
+
+def _run(job: Callable[..., Summary], as_json: bool, *arguments: Any, **options: Any) -> None:
+    """Carry out a job, show how far it is, and what it did."""
     with _progress() as tell:
-        summary = jobs.readout_states(
-            states,
-            out,
-            model=subject,
-            allow=allow or (),
-            memory=memory,
-            resume=resume,
-            restart=restart,
-            progress=tell,
-        )
-    _show(_facts(summary), as_json)
+        summary = job(*arguments, **options, progress=tell)
+    _show({**asdict(summary), "elements_per_second": round(summary.rate)}, as_json)
 
 
 # ---- what is shown -----------------------------------------------------------------------------
@@ -337,14 +321,23 @@ def _line(progress: Progress) -> str:
     return ", ".join(parts)
 
 
-def _facts(summary: Summary) -> dict[str, Any]:
-    return {**asdict(summary), "elements_per_second": round(summary.rate)}
-
-
-def _forecast(plan: Plan) -> dict[str, Any]:
-    """What a plan would cost, by what its first rows cost."""
+def _forecast(
+    model: nn.Module,
+    inputs: list[str],
+    column: str | None,
+    features: str | None,
+    explode: bool,
+    memory: str,
+    skip: bool,
+) -> dict[str, Any]:
+    """What encoding would read, and what it would cost, by what its first rows cost."""
+    from setfold.io.columns import Columns, features_of
+    from setfold.jobs.job import ReadOptions, completed, plan_for, streaming
     from setfold.tables.table import state_bytes
 
+    options = completed({"memory": memory, "skip_errors": skip}, ReadOptions)
+    columns = Columns(features_of(features), column, explode)
+    plan = plan_for(streaming(model), inputs, columns, options)
     facts: dict[str, Any] = {
         "files": len(plan.inputs),
         "bytes": plan.bytes,

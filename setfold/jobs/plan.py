@@ -164,8 +164,8 @@ class _Survey:
             return
         self.inputs[str(found.path)] = stamp
         self.pieces += pieces
-        unknown = self.rows is None or reader.num_rows is None
-        self.rows = None if unknown else self.rows + reader.num_rows  # type: ignore[operator]
+        if self.rows is not None:
+            self.rows = None if reader.num_rows is None else self.rows + reader.num_rows
 
     def _pieces(self, found: Input, stamp: Stamp, reader: Reader) -> Iterator[Piece]:
         path, partition = found

@@ -148,15 +148,12 @@ class Work:
             self.journal.lengths = store.save(path)
             self.journal.memory = name
             self.journal.spills, self.journal.spilled = store.spills, store.spilled
-        self._write()
+        text = json.dumps(dataclasses.asdict(self.journal))
+        write_atomically(self.folder / "journal", text.encode())
         if old is not None and old != self.journal.memory:
             (self.folder / old).unlink(missing_ok=True)
         self.saved_at = time.monotonic()
         self.cost = self.saved_at - started
-
-    def _write(self) -> None:
-        text = json.dumps(dataclasses.asdict(self.journal))  # type: ignore[arg-type]
-        write_atomically(self.folder / "journal", text.encode())
 
     def restore(self, store: Store) -> None:
         """Bring a store to where it was."""

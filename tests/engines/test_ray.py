@@ -20,7 +20,7 @@ from setfold.engines import local
 from setfold.engines import ray as engine
 from setfold.engines.task import Skipped, Task
 from setfold.io.columns import Columns, features_of
-from setfold.jobs.encode import plan_for
+from setfold.jobs.job import ReadOptions, completed, plan_for
 from setfold.tables.table import RowTable, StateTable
 
 ray = pytest.importorskip("ray")
@@ -66,7 +66,8 @@ def write(path, event, x, y):
 def work_on(folder, set="event", kind=Task, skip=False, **settings):
     """A task and its pieces; small batches, so that each piece has several steps."""
     columns = Columns(features_of("x, y"), set)
-    plan = plan_for(encoder(), folder, columns, memory="1GB", skip_errors=skip)
+    options = completed({"memory": "1GB", "skip_errors": skip}, ReadOptions)
+    plan = plan_for(encoder(), folder, columns, options)
     given = {field.name: getattr(plan.task, field.name) for field in fields(Task)}
     return kind(**given | {"rows": BATCH} | settings), plan.pieces
 

@@ -166,6 +166,14 @@ def test_mistakes_are_told_before_anything_is_done(tmp_path, change, message):
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
+def test_options_that_a_job_has_not_are_refused(tmp_path):
+    folder = write(tmp_path / "in", rows())
+    with pytest.raises(TypeError, match=r"no option 'memroy' here; known are .*memory"):
+        encode(encoder(), folder, tmp_path / "out.parquet", memroy="1GB")
+    with pytest.raises(TypeError, match="no option 'engine' here"):
+        setfold.merge_states([tmp_path / "a.arrow"], tmp_path / "b.arrow", engine="ray")
+
+
 @pytest.mark.parametrize(
     ("out", "message"),
     [("out.txt", "suffix"), ("no/out.parquet", "make it first"), ("in.parquet", "it is a folder")],

@@ -158,7 +158,7 @@ def type_of(dtype: np.dtype, shape: tuple[int, ...] = ()) -> pa.DataType | None:
     """
     try:
         kind = pa.from_numpy_dtype(dtype.newbyteorder("="))
-    except pa.ArrowNotImplementedError:
+    except pa.ArrowNotImplementedError:  # numbers that Arrow has not: complex, long double
         return None
     if dtype.hasobject or 0 in shape:
         return None
