@@ -192,7 +192,7 @@ def _settings(module: Module) -> list[tuple[str, object]]:
     return sorted(
         (name, value)
         for name, value in vars(module).items()
-        if _is_plain(value) and name != "training" and not name.startswith("_")
+        if not name.startswith("_") and name != "training" and _is_plain(value)
     )
 
 
