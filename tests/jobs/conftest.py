@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import os
 
 import pytest
 
-from setfold.jobs import plan
+from setfold.jobs import plan, work
 from setfold.jobs.memory import Division
 from setfold.tables import spill
 
 
 @pytest.fixture
 def tight(monkeypatch):
-    """Very little memory, small batches and small pieces, so that everything happens."""
+    """Very little memory, small batches and small pieces, a save after each step: everything happens."""
     monkeypatch.setattr(plan, "divide", lambda *_: Division(rows=64, budget=20_000))
     monkeypatch.setattr(plan, "PIECE_ROWS", 300)
     monkeypatch.setattr(spill, "BUCKETS", 4)
+    monkeypatch.setattr(work, "SAVE_SHARE", math.inf)
     monkeypatch.setattr(os, "fsync", lambda _: None)  # a disk's time, many times over

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
+from contextlib import contextmanager, suppress
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +14,6 @@ import torch
 
 import setfold
 from setfold.engines import local
-from setfold.jobs import work
 from tests import reference
 
 WIDTH = 3
@@ -79,9 +80,27 @@ def encode(model, folder, out, **options):
     return setfold.encode_sets(model, folder, out, save_every=0, **{"set": "event", **options})
 
 
+@contextmanager
+def stopping(monkeypatch, owner, name, call, after):
+    """Within, a call of a method ends the run: before it does anything, or after it has done all."""
+    original, calls = getattr(owner, name), itertools.count(1)
+
+    def stop(*arguments):
+        now = next(calls) == call
+        if now and not after:
+            raise KeyboardInterrupt
+        found = original(*arguments)
+        if now:
+            raise KeyboardInterrupt
+        return found
+
+    with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+        patch.setattr(owner, name, stop)
+        yield
+
+
 def interrupted(monkeypatch, model, folder, out, after=5, **options):
     """A run that ended before its time, after some steps."""
-    monkeypatch.setattr(work, "SAVE_SHARE", 1.0)
     original = local.steps
 
     def steps(*arguments):

@@ -14,12 +14,20 @@ import pytest
 import setfold
 from setfold.jobs import run, work
 from setfold.tables import store
-from tests.jobs.files import assert_encodes, encode, encoder, fork, interrupted, rows, write
+from tests.jobs.files import (
+    assert_encodes,
+    encode,
+    encoder,
+    fork,
+    interrupted,
+    rows,
+    stopping,
+    write,
+)
 
 
 @pytest.mark.parametrize("states", [False, True])
 def test_killed_at_any_moment_it_ends_with_the_same_bytes(tmp_path, tight, monkeypatch, states):
-    monkeypatch.setattr(work, "SAVE_SHARE", 1.0)
     folder, model = write(tmp_path / "in", rows(1500, 200)), encoder()
 
     def job(out, **options):
@@ -46,26 +54,16 @@ def test_killed_at_any_moment_it_ends_with_the_same_bytes(tmp_path, tight, monke
     assert not list((tmp_path / "parts").glob("*.work"))
 
 
+@pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("place", ["add", "save", "close", "drain_bucket", "drop_bucket", "files"])
-def test_stopped_anywhere_it_ends_with_the_same_bytes(tmp_path, tight, monkeypatch, place):
-    monkeypatch.setattr(work, "SAVE_SHARE", 1.0)
+def test_stopped_anywhere_it_ends_with_the_same_bytes(tmp_path, tight, monkeypatch, place, after):
     folder, model = write(tmp_path / "in", rows(600, 100)), encoder()
     encode(model, folder, tmp_path / "whole.parquet")
-    original = getattr(store.Store, place)
-    for stop in (1, 4, 15):
-        calls = count(1)
-
-        def stopping(self, *arguments, calls=calls, stop=stop):
-            if next(calls) == stop:
-                raise KeyboardInterrupt
-            return original(self, *arguments)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(store.Store, place, stopping)
-            try:
-                encode(model, folder, tmp_path / "parts.parquet", resume=True)
-            except KeyboardInterrupt:
-                assert not (tmp_path / "parts.parquet").exists()
+    for call in (1, 4, 15):
+        with stopping(monkeypatch, store.Store, place, call, after):
+            encode(model, folder, tmp_path / "parts.parquet", resume=True)
+            break  # there are not so many calls
+        assert not (tmp_path / "parts.parquet").exists()
     encode(model, folder, tmp_path / "parts.parquet", resume=True)
     assert (tmp_path / "parts.parquet").read_bytes() == (tmp_path / "whole.parquet").read_bytes()
 
@@ -193,7 +191,6 @@ def test_two_runs_for_one_output_keep_out_of_each_others_way(tmp_path, monkeypat
 
 @pytest.mark.parametrize("after", [0, 1, 12, 25])
 def test_a_full_disk_loses_nothing(tmp_path, tight, monkeypatch, after):
-    monkeypatch.setattr(work, "SAVE_SHARE", 1.0)
     folder, model, out = write(tmp_path / "in", rows(600, 100)), encoder(), tmp_path / "out.parquet"
     encode(model, folder, tmp_path / "whole.parquet")
     calls, original = count(), store.append

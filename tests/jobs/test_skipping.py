@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import setfold
-from tests.jobs.files import assert_encodes, encode, encoder, interrupted, rows, write
+from setfold.jobs import work
+from tests.jobs.files import assert_encodes, encode, encoder, interrupted, rows, stopping, write
 
 
 def spoilt(tmp_path):
@@ -127,11 +128,14 @@ def test_names_that_numpy_would_cut_are_refused(tmp_path):
         encode(encoder(), write(tmp_path / "in", table), tmp_path / "out.npz")
 
 
-def test_the_list_is_the_same_after_an_accident(tmp_path, tight, monkeypatch):
+@pytest.mark.parametrize("after", [False, True])
+def test_the_list_is_the_same_after_an_accident(tmp_path, tight, monkeypatch, after):
     (folder, good), model = spoilt(tmp_path), encoder()
     encode(model, folder, tmp_path / "whole.parquet", skip_errors=True)
     out = tmp_path / "parts.parquet"
-    interrupted(monkeypatch, model, folder, out, after=3, skip_errors=True)
+    for call in (5, 4, 3, 2):
+        with stopping(monkeypatch, work.Work, "note", call, after):
+            encode(model, folder, out, skip_errors=True, resume=True)
     summary = encode(model, folder, out, skip_errors=True, resume=True)
     wanted = (tmp_path / "whole.parquet.skipped.jsonl").read_text()
     assert (tmp_path / "parts.parquet.skipped.jsonl").read_text() == wanted
