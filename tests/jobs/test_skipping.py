@@ -93,15 +93,17 @@ def test_lines_of_a_csv_that_are_no_rows(tmp_path):
     names = [f"{name:03d}" for name in table["event"].to_pylist()]
     columns = [table[f"f{i}"].to_pylist() for i in range(3)]
     lines = [",".join(map(str, line)) for line in zip(names, *columns, strict=True)]
-    lines[100], lines[400] = "000,1.0", "000,1.0,2.0,nan"
-    text = "\n".join(["event,f0,f1,f2", *lines, "too,short"]) + "\n"
+    lines[100], lines[200], lines[400] = "000,1.0", "000,1.0,oops,2.0", "000,1.0,2.0,nan"
+    text = "\n".join(["event,f0,f1,f2", *lines, "too,short", "000,1,2,?"]) + "\n"
     (tmp_path / "in.csv").write_text(text)
     with pytest.raises(setfold.FileError, match=r"in\.csv, row 100"):
         encode(model, tmp_path / "in.csv", out)
     summary = encode(model, tmp_path / "in.csv", out, skip_errors=True, restart=True)
     listed = [json.loads(line) for line in Path(summary.report).read_text().splitlines()]
-    assert [line["row"] for line in listed] == [100, 400, 600]
-    good = table.set_column(0, "event", pa.array(names)).take(np.delete(np.arange(600), [100, 400]))
+    assert [line["row"] for line in listed] == [100, 200, 400, 600, 601]
+    good = table.set_column(0, "event", pa.array(names)).take(
+        np.delete(np.arange(600), [100, 200, 400])
+    )
     assert_encodes(out, model, good)
 
 

@@ -10,7 +10,8 @@ from setfold.io.readers.clouds import LasReader, MeshReader
 from setfold.io.readers.events import RootReader
 from setfold.io.readers.reader import Reader
 from setfold.io.readers.stores import Hdf5Reader, TorchReader, ZarrReader
-from setfold.io.readers.tables import ArrowReader, CsvReader, ParquetReader
+from setfold.io.readers.tables import ArrowReader, ParquetReader
+from setfold.io.readers.text import CsvReader
 
 __all__ = ["READERS", "Reader", "open_reader", "reader_of", "suffixes"]
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from setfold.errors import FileError
-from setfold.io.readers import open_reader, tables
+from setfold.io.readers import open_reader, text
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "CSV_BLOCK", 64)
+    monkeypatch.setattr(text, "BLOCK", 64)
 
 
 def values(path: Path, name: str, text: str | None = None) -> list[object]:
@@ -125,16 +125,40 @@ def test_missing_quote(path: Path) -> None:
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_wrong_cell(path: Path) -> None:
-    path.write_text("name,x\n" + "a,1\n" * 20 + "a\n" + "a,1\n" * 20 + "a,abc\n" + "a,1\n" * 20)
-    with pytest.raises(FileError, match=r"column 'x' of row 41 .* a number.*'abc'") as caught:
-        values(path, "x")
+@pytest.mark.parametrize("cell", ["oops", "", "NA", "1,5", "--1", "1e"])
+@pytest.mark.parametrize("wrong", list(LINES.values())[:-1], ids=list(LINES)[:-1])
+def test_cells_that_are_no_numbers(path: Path, wrong: list[int], cell: str) -> None:
+    lines = [f'{i:03},"{cell}"' if i in wrong else f"{i:03},{i}" for i in range(100)]
+    lines.insert(40, "a,b,c")
+    path.write_text("\n".join(["id,x", *lines, ""]))
+    expected = {i + (i >= 40): i for i in range(100)}
+    for start, stop in [(0, None), (1, 100), (31, 60), (20, 21), (40, 41)]:
+        rows, bad = numbered(path, start, stop)
+        found = {row: cells["x"] for row, cells in rows.items() if cells["x"] is not None}
+        wanted = range(101)[start:stop]
+        assert found == {row: x for row, x in expected.items() if row in wanted and x not in wrong}
+        nulls = {row for row, cells in rows.items() if cells["x"] is None}
+        assert nulls | set(bad) == set(wanted) - set(found)
+
+
+def test_a_wrong_cell_is_told_with_its_column(path: Path) -> None:
+    path.write_text("id,x,y\n" + "a,1,2\n" * 5 + "a,oops,\n" + "a,1,2\n")
+    with open_reader(path, "id") as reader:
+        assert reader.schema.types == [pa.large_string(), pa.float64(), pa.int64()]
+    _, bad = numbered(path)
+    assert bad == {5: "column 'x' holds 'oops', which is no number"}
+
+
+def test_text_stays_text(path: Path) -> None:
+    path.write_text("x,word\n1,a\n2,7\n3,b\n")
+    with open_reader(path) as reader:
+        assert reader.schema.types == [pa.int64(), pa.string()]
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_cells_of_another_kind(path: Path) -> None:
+    path.write_text("day,x\n" + "2026-01-01,1\n" * 20 + "never,1\n")
+    with pytest.raises(FileError, match=r"column 'day' of row 20 .* date32.*'never'") as caught:
+        values(path, "day")
     assert str(path) in str(caught.value)
-    assert "with --on-error skip, everything from row 3" in str(caught.value)
-
-
-def test_wrong_text_names_the_row(tmp_path: Path) -> None:
-    path = tmp_path / "a.csv"
-    path.write_text("x\n" + "0.123456789\n" * 400_000 + "oops\n")
-    with pytest.raises(FileError, match=r"a\.csv cannot be read from row 3\d{5} on.*oops"):
-        values(path, "x")
+    assert "with --on-error skip, everything from row" in str(caught.value)
