@@ -63,11 +63,13 @@ def test_no_header(path: Path, header: str) -> None:
     assert values(path, "x") == [5]
 
 
-def numbered(path: Path, start: int = 0, stop: int | None = None) -> tuple[dict, dict]:
+def numbered(
+    path: Path, start: int = 0, stop: int | None = None, columns: tuple[str, ...] = ("id", "x")
+) -> tuple[dict, dict]:
     """The rows of a file by their numbers, and the reasons why others are none."""
     rows, bad, row = {}, {}, start
     with open_reader(path, "id") as reader:
-        for batch in reader.read(["id", "x"], start, stop, rows=7):
+        for batch in reader.read(columns, start, stop, rows=7):
             told = reader.take_bad()
             assert [number for number, _ in told] == list(range(row, row + len(told)))
             row += len(told)
@@ -139,6 +141,19 @@ def test_cells_that_are_no_numbers(path: Path, wrong: list[int], cell: str) -> N
         assert found == {row: x for row, x in expected.items() if row in wanted and x not in wrong}
         nulls = {row for row, cells in rows.items() if cells["x"] is None}
         assert nulls | set(bad) == set(wanted) - set(found)
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("row", range(12, 30))
+def test_cells_that_are_no_numbers_just_before_others_get_wider(path: Path, row: int) -> None:
+    """Wherever a block ends, a row is told once."""
+    lines = [f"{i},{i},{i}" for i in range(60)]
+    lines[row], lines[row + 1] = f"{row},oops,0", f"{row + 1},1,0.5"
+    path.write_text("\n".join(["id,x,y", *lines, ""]))
+    rows, bad = numbered(path, columns=("x", "y"))
+    assert list(bad) == [row]
+    assert list(rows) == [i for i in range(60) if i != row]
+    assert rows[row + 1] == {"x": 1, "y": 0.5}
 
 
 def test_a_wrong_cell_is_told_with_its_column(path: Path) -> None:
