@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
+from torch import Tensor
 
 from setfold.encoder import StreamingSetEncoder
 from setfold.errors import FileError, NonFiniteError, SetfoldError
@@ -23,7 +24,7 @@ from setfold.io.inputs import Input
 from setfold.io.readers import open_reader
 from setfold.io.rows import BadRow, Rows, rows_of
 from setfold.io.states import read_states
-from setfold.tables.table import StateTable, Table, absorbed, element_dtypes
+from setfold.tables.table import StateTable, Table, absorbed, element_dtypes, try_elements
 
 
 class Stamp(NamedTuple):
@@ -167,20 +168,17 @@ class Task:
         try:
             tables = self._absorbed(sets, elements)
         except NonFiniteError as error:
-            good = np.isfinite(elements).all(tuple(range(1, elements.ndim)))
-            if good.all():
+            wrong = self._unusable(rows)
+            if not wrong:  # each is fine alone
                 first, last = rows.numbers[[0, -1]]
                 raise NonFiniteError(f"{path}, rows {first} to {last}: {error}") from error
-            wrong = dict.fromkeys(rows.numbers[~good].tolist())
-            good = ~np.isin(
-                rows.numbers, list(wrong)
-            )  # where rows are exploded, all elements of a row
-            skipped += [Skipped(path, row, "a number is NaN or infinite") for row in wrong]
+            skipped += [Skipped(path, row, reason) for row, reason in wrong.items()]
             if not self.skip:
-                raise _bad_row(skipped[0]) from error
+                raise _bad_row(min(skipped, key=_place)) from error
+            good = ~np.isin(rows.numbers, list(wrong))
             elements, sets = elements[good], sets.filter(pa.array(good))
             tables = self._absorbed(sets, elements)
-        skipped.sort(key=lambda bad: bad.row or 0)
+        skipped.sort(key=_place)
         return Step(batch.piece, batch.rows, empty + tables, len(elements), tuple(skipped))
 
     def _sets(self, rows: Rows, path: str) -> pa.Array:
@@ -208,11 +206,34 @@ class Task:
     def _absorbed(self, sets: pa.Array, elements: np.ndarray) -> tuple[Table, ...]:
         if not len(elements):
             return ()
+        return (absorbed(self.encoder, sets, self._given(elements)),)
+
+    def _given(self, elements: np.ndarray) -> Tensor:
+        """Elements as the encoder takes them, where it is."""
         if not elements.flags.writeable:  # Arrow's own, which torch must not see
             elements = elements.copy()
         device, (_, dtype) = self.encoder.initial_state(0).device, element_dtypes(self.encoder)
-        given = torch.from_numpy(elements).to(device, dtype)
-        return (absorbed(self.encoder, sets, given),)
+        return torch.from_numpy(elements).to(device, dtype)
+
+    def _unusable(self, rows: Rows) -> dict[int, str]:
+        """The rows of which the encoder makes NaN or infinity, and why; all of one that is exploded."""
+        finite = np.isfinite(rows.elements).all(tuple(range(1, rows.elements.ndim)))
+        wrong = dict.fromkeys(rows.numbers[~finite].tolist(), "a number is NaN or infinite")
+        for place in self._overflowing(rows.elements, np.flatnonzero(finite)):
+            wrong.setdefault(int(rows.numbers[place]), "its numbers are too large for the model")
+        return wrong
+
+    def _overflowing(self, elements: np.ndarray, places: np.ndarray) -> Iterator[int]:
+        """Which of some elements are too large: halves, and halves of halves, are tried."""
+        try:
+            if len(places):
+                try_elements(self.encoder, self._given(elements[places]))
+        except NonFiniteError:
+            if len(places) == 1:
+                yield int(places[0])
+                return
+            for half in np.array_split(places, 2):
+                yield from self._overflowing(elements, half)
 
 
 def _changed(piece: Piece) -> FileError:
@@ -220,6 +241,10 @@ def _changed(piece: Piece) -> FileError:
         f"{piece.input.path} has changed since this run began, so its rows may be counted wrongly. Begin anew "
         "(--restart), when nothing writes to it any more."
     )
+
+
+def _place(bad: Skipped) -> int:
+    return bad.row or 0
 
 
 def _bad_row(bad: Skipped) -> SetfoldError:

@@ -31,7 +31,7 @@ from setfold.encoder import StreamingSetEncoder
 from setfold.errors import FileError, InputError, StateMismatchError
 from setfold.fingerprint import Fingerprint, first_tensor
 from setfold.state import SetState
-from setfold.statistic import STATISTICS, join, refuse_non_finite
+from setfold.statistic import STATISTICS, join
 
 VERSION = 1
 HEADER, FRAME = b"setfold", b"setfold.frame"  # entries in the metadata of an Arrow schema
@@ -239,8 +239,14 @@ def absorbed(encoder: StreamingSetEncoder, sets: pa.Array, elements: Tensor) -> 
     codes = sets.dictionary_encode()
     if len(codes.dictionary) * state_bytes(encoder) <= elements.nbytes:
         return StateTable.of(encoder, codes, elements)
-    refuse_non_finite({"sum": (elements.sum(0, dtype=torch.float64),)})  # now, while rows are known
+    try_elements(encoder, elements)  # now, while it is known where they stand
     return RowTable(codes.dictionary_decode(), elements.cpu())
+
+
+@torch.no_grad()
+def try_elements(encoder: StreamingSetEncoder, elements: Tensor) -> None:
+    """Raise if the encoder makes NaN or infinity of elements (N, d), as if they were one set."""
+    encoder.update(encoder.initial_state(1), elements.unsqueeze(0))
 
 
 def merged(tables: Sequence[StateTable]) -> StateTable:

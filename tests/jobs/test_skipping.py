@@ -13,7 +13,16 @@ import torch
 
 import setfold
 from setfold.jobs import work
-from tests.jobs.files import assert_encodes, encode, encoder, interrupted, rows, stopping, write
+from tests.jobs.files import (
+    WIDTH,
+    assert_encodes,
+    encode,
+    encoder,
+    interrupted,
+    rows,
+    stopping,
+    write,
+)
 
 
 def spoilt(tmp_path):
@@ -145,7 +154,28 @@ def test_the_list_is_the_same_after_an_accident(tmp_path, tight, monkeypatch, af
     assert_encodes(out, model, good)
 
 
-def test_numbers_that_are_too_large_are_told_with_their_place(tmp_path):
+@pytest.mark.parametrize("sets", [2, 100], ids=["states", "rows"])
+def test_numbers_that_are_too_large_for_the_model_are_left_out(tmp_path, sets):
+    table, wide = rows(300, sets=sets), torch.nn.Linear(WIDTH, 8)
+    torch.nn.init.constant_(wide.weight, 3.0)
+    model = setfold.DeepSets(wide, 8).eval()
+    column = table["f1"].to_numpy().copy()
+    column[[17, 18, 250]], column[40] = 3e38, np.nan
+    spoiled = table.set_column(2, "f1", pa.array(column))
+    folder, out = write(tmp_path / "in", spoiled, files=1), tmp_path / "out.npz"
+    with pytest.raises(setfold.FileError, match=r"part-0\.parquet, row 17 .* too large"):
+        encode(model, folder, out)
+    summary = encode(model, folder, out, skip_errors=True, restart=True)
+    listed = [json.loads(line) for line in Path(summary.report).read_text().splitlines()]
+    assert [line["row"] for line in listed] == [17, 18, 40, 250]
+    good = table.take(np.delete(np.arange(300), [17, 18, 40, 250]))
+    whole = encode(model, write(tmp_path / "good", good), tmp_path / "good.npz")
+    assert whole.elements == summary.elements == 296
+    with np.load(out) as found, np.load(tmp_path / "good.npz") as wanted:
+        np.testing.assert_allclose(found["encoding"], wanted["encoding"], rtol=1e-5)
+
+
+def test_numbers_that_are_too_large_together_are_told_with_their_place(tmp_path):
     table = rows(100, sets=2).set_column(1, "f0", pa.array(np.full(100, 1e38, np.float32)))
     folder = write(tmp_path / "in", table, files=1)
     with pytest.raises(setfold.NonFiniteError, match=r"part-0\.parquet, rows 0 to 99: .*too large"):
