@@ -39,7 +39,6 @@ def sizes(tiny):
             patch.setattr(softmax, "PLAIN_ROWS", 0)
             patch.setattr(softmax, "FEW_ROWS", 1)
             patch.setattr(extrema, "TILE_BYTES", 64)
-            patch.setattr(extrema, "PAIR_BYTES", 64)
             patch.setattr(ragged, "MAX_EXACT_LENGTHS", 1)
             patch.setattr(ragged, "LADDER", 2)
             patch.setattr(absorbing, "FEATURE_ROWS", 3)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
@@ -10,7 +12,6 @@ from setfold.kernels.scores import EPSILON, FoldedScores, Scores, weigh
 from setfold.kernels.tiles import MAX_ROWS, tiles
 
 TILE_BYTES = 1 << 20  # of contributions of one slot
-PAIR_BYTES = 4 << 20  # room for (slot, channel) pairs while their winners are looked up
 
 
 def slot_extrema(
@@ -93,43 +94,46 @@ def _maximum(
     rows = min(MAX_ROWS, max(1, TILE_BYTES // (elements.element_size() * dim_out)))
     shape = (batch, scores.num_slots, dim_out)
     best = elements.new_full(shape, -torch.inf)
-    origin = torch.zeros(shape, dtype=torch.long, device=elements.device)
-    pieces = list(tiles(batch, length, rows))
-
-    def factors(sets: slice, part: slice) -> tuple[Tensor, Tensor]:
-        """Weights (b, K, r) and signed values (b, d_out, r) of one tile, elements last."""
+    winners = torch.zeros(shape, dtype=torch.long, device=elements.device) if tracked else None
+    for sets, part in tiles(batch, length, rows):
         tile = elements[sets, part].transpose(1, 2)  # (b, d, r)
-        weight, bias = projection
-        values = torch.matmul(weight, tile)
-        if bias is not None:
-            values.add_(bias[:, None])
-        return _transposed_weights(tile, scores, attention), values if sign > 0 else values.neg_()
-
-    def hidden(sets: slice, part: slice) -> Tensor | None:
-        return None if mask is None else ~mask[sets, part]  # (b, r)
-
-    for number, (sets, part) in enumerate(pieces):
-        weights, values = factors(sets, part)
-        absent = hidden(sets, part)
+        weights = _transposed_weights(tile, scores, attention)  # (b, K, r)
+        values = _transposed_values(tile, projection, sign)  # (b, d_out, r)
+        absent = None if mask is None else ~mask[sets, part].unsqueeze(1)
         product = torch.empty_like(values)
         for slot in range(scores.num_slots):
             torch.mul(values, weights[:, slot, None], out=product)
             if absent is not None:  # the product: a weight of zero times infinity would be NaN
-                product.masked_fill_(absent.unsqueeze(1), -torch.inf)
-            top = product.amax(-1)  # (b, d_out)
+                product.masked_fill_(absent, -torch.inf)
             held = best[sets, slot]
-            if tracked:
-                origin[sets, slot].masked_fill_(top > held, number)
+            if winners is None:
+                torch.maximum(held, product.amax(-1), out=held)
+                continue
+            places = _places_of_maxima(product)  # (b, d_out)
+            top = product.gather(-1, places.unsqueeze(-1)).squeeze(-1)
+            known = winners[sets, slot]
+            torch.where(top > held, places + part.start, known, out=known)
             torch.maximum(held, top, out=held)
-    if not tracked:
-        return best, None
-    winners = torch.zeros_like(origin)
-    for number, (sets, part) in enumerate(pieces):
-        pairs = (origin[sets] == number).nonzero(as_tuple=True)  # set, slot, channel
-        if len(pairs[0]):
-            found = _rows_of_maxima(*factors(sets, part), hidden(sets, part), pairs)
-            winners[sets][pairs] = found + part.start
     return best, winners
+
+
+def _places_of_maxima(values: Tensor) -> Tensor:
+    """Where the largest along the last dimension stands, and the first NaN if there is one."""
+    if values.is_cpu and values.dtype in (torch.float32, torch.float64):
+        with suppress(RuntimeError):  # of a stand-in of a function transform
+            return torch.from_numpy(values.numpy().argmax(-1))  # torch's takes ten times as long
+    return values.argmax(-1)
+
+
+def _transposed_values(
+    tile: Tensor, projection: tuple[Tensor, Tensor | None], sign: float
+) -> Tensor:
+    """Signed values (b, d_out, r) of elements (b, d, r)."""
+    weight, bias = projection
+    values = torch.matmul(weight, tile)
+    if bias is not None:
+        values.add_(bias[:, None])
+    return values if sign > 0 else values.neg_()
 
 
 def _transposed_weights(tile: Tensor, scores: Scores, attention: str) -> Tensor:
@@ -145,20 +149,6 @@ def _transposed_weights(tile: Tensor, scores: Scores, attention: str) -> Tensor:
     return activation.div_(activation.sum(1, keepdim=True))
 
 
-def _rows_of_maxima(
-    weights: Tensor, values: Tensor, absent: Tensor | None, pairs: tuple[Tensor, ...]
-) -> Tensor:
-    """For each (set, slot, channel), the row of the tile that holds the maximum."""
-    room = max(1, PAIR_BYTES // (weights.element_size() * weights.shape[-1]))
-    found = []
-    for sets, slots, channels in zip(*(p.split(room) for p in pairs), strict=True):
-        product = weights[sets, slots] * values[sets, channels]  # (pairs, r)
-        if absent is not None:
-            product.masked_fill_(absent[sets], -torch.inf)
-        found.append(product.argmax(-1))
-    return torch.cat(found)
-
-
 def _contributions_at(
     elements: Tensor,
     winners: Tensor,
@@ -167,13 +157,29 @@ def _contributions_at(
     projection: tuple[Tensor, Tensor | None],
 ) -> Tensor:
     """W_ij v_ic at i = winners[b, j, c], differentiably."""
+    if winners.numel() < elements.shape[0] * elements.shape[1]:  # most elements win nothing
+        return _contributions_of_few(elements, winners, scores, attention, projection)
+    weights = weigh(scores.logits(elements), attention).transpose(1, 2)  # (B, K, n)
+    values = linear(elements, *projection).transpose(1, 2)  # (B, d_out, n)
+    by_channel = values.gather(2, winners.transpose(1, 2)).transpose(1, 2)
+    return weights.gather(2, winners) * by_channel
+
+
+def _contributions_of_few(
+    elements: Tensor,
+    winners: Tensor,
+    scores: Scores,
+    attention: str,
+    projection: tuple[Tensor, Tensor | None],
+) -> Tensor:
+    """The same, with weights and values of those elements only that win anything."""
     batch, length, width = elements.shape
     device = elements.device
     flat = winners + length * torch.arange(batch, device=device)[:, None, None]
-    rows, place = flat.unique(return_inverse=True)  # place: (B, K, d_out)
+    rows, places = flat.unique(return_inverse=True)  # places: (B, K, d_out)
     chosen = elements.reshape(-1, width)[rows]  # (U, d)
     weights = weigh(scores.logits(chosen), attention)  # (U, K)
     values = linear(chosen, *projection)  # (U, d_out)
     slots = torch.arange(winners.shape[1], device=device)[:, None]
     channels = torch.arange(winners.shape[2], device=device)
-    return weights[place, slots] * values[place, channels]
+    return weights[places, slots] * values[places, channels]

@@ -38,7 +38,6 @@ def setting(shape, masked):
 @pytest.mark.parametrize("shape", [(1, 1), (1, 40), (3, 4), (2, 33)])
 def test_values_and_gradients_are_the_literal_ones(monkeypatch, shape, masked, attention, largest):
     monkeypatch.setattr(extrema, "TILE_BYTES", 8 * OUT * 7)  # tiles of seven rows
-    monkeypatch.setattr(extrema, "PAIR_BYTES", 8 * 20)  # and few pairs at a time
     elements, mask, scores, projection = setting(shape, masked)
     expected = literal(elements, mask, scores, attention, projection, largest)
     found = extrema.slot_extrema(elements, mask, scores, attention, projection, largest)
@@ -51,6 +50,22 @@ def test_values_and_gradients_are_the_literal_ones(monkeypatch, shape, masked, a
     losses = [torch.where(e.isfinite(), e, 0).mul(weight).sum() for e in (found, expected)]
     for f, e in zip(*(torch.autograd.grad(loss, wanted) for loss in losses), strict=True):
         torch.testing.assert_close(f, e, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_places_are_those_of_the_first_maxima(dtype):
+    values = torch.tensor([[1, 3, 3, -torch.inf], [2, torch.nan, 5, torch.nan]], dtype=dtype)
+    assert extrema._places_of_maxima(values).tolist() == [1, 1]
+
+
+def test_function_transforms_find_the_same_gradients():
+    elements, mask, scores, projection = setting((2, 9), True)
+
+    def loss(given):
+        return extrema.slot_extrema(given, mask, scores, "sigmoid", projection, True).cos().sum()
+
+    (expected,) = torch.autograd.grad(loss(elements), elements)
+    torch.testing.assert_close(torch.func.grad(loss)(elements.detach()), expected)
 
 
 def test_no_elements_are_the_identity():
@@ -76,5 +91,5 @@ def test_the_big_tensor_never_exists(monkeypatch):
 
     with Watch():
         extrema.slot_extrema(elements, mask, scores, "sigmoid", projection, True)
-    assert largest <= max(elements.untyped_storage().nbytes(), extrema.PAIR_BYTES)
+    assert largest <= elements.untyped_storage().nbytes()
     assert largest < 200_000 * SLOTS * OUT * 8 / 3
