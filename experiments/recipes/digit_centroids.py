@@ -1,10 +1,11 @@
 """Centroids of MNIST's digits, from 1 to all of their images (the paper's Figures 7 and 8).
 
-    python -m experiments run digit-centroids --size small     # about 12 minutes on two cores, by estimate
+    python -m experiments run digit-centroids --size small     # about 20 minutes on two cores
 
 Paper: accuracy rises with the size of the support set, and the Slot Set Encoder is better than Deep
 Sets at all sizes (a plot without numbers).
-Here: nothing is run yet.
+Here: 1 supports: Deep Sets 0.9243, SSE, wide slots 0.9212, SSE, as printed 0.5836; 6000 supports:
+Deep Sets 0.9751, SSE, wide slots 0.9696, SSE, as printed 0.7034.
 """
 
 from __future__ import annotations
@@ -86,8 +87,15 @@ RECIPE = Recipe(
     runs=runs,
     section=section,
     headline=headline,
-    holds="open",
-    verdict="",
+    holds="they get better, not better than Deep Sets",
+    verdict="""Centroids get better as support sets grow, for every encoder: most of it with the first ten images,
+    nothing after a hundred. But Deep Sets is ahead at every size, by .3 to .7 points of four wide slots,
+    and those far ahead of the encoder as printed, whose seeds lie between 60% and 86% with all images. The
+    mean of learned features is what a prototype is meant to be here: queries are encoded as sets of one, and
+    compared by distance, so what slots could add to a set a query does not have. As printed, two levels of
+    slots are trained through each other, and the sum over the last slots is where attention cancels; its
+    loss was still falling when the 1,000 episodes ended, so longer training would bring it closer. All sizes
+    are read from one stream, whose state goes on from 1 image to 6,000.""",
     cut="""1,000 episodes rather than 50 epochs.""",
-    minutes=12,
+    minutes=20,
 )
