@@ -24,7 +24,7 @@ from setfold.io.inputs import Input
 from setfold.io.readers import open_reader
 from setfold.io.rows import BadRow, Rows, rows_of
 from setfold.io.states import read_states
-from setfold.tables.table import StateTable, Table, absorbed, element_dtypes, try_elements
+from setfold.tables.table import StateTable, Table, absorbed, element_dtypes, finite_alone
 
 
 class Stamp(NamedTuple):
@@ -102,6 +102,11 @@ class Task:
     rows: int
     skip: bool
 
+    @property
+    def device(self) -> torch.device:
+        """Where the encoder is."""
+        return self.encoder.initial_state(0).device
+
     def steps(self, number: int, piece: Piece, done: int = 0) -> Iterator[Step]:
         """The steps of a piece, without those for rows that are done."""
         for batch in self.batches(number, piece, done):
@@ -149,7 +154,9 @@ class Task:
                     width=self.width,
                     partition=partition,
                 )
-                yield replace(rows, bad=unread + rows.bad, read=rows.read + len(unread))
+                told = reader.take_reasons()
+                bad = (BadRow(row, told.get(row, reason)) for row, reason in rows.bad)
+                yield replace(rows, bad=(*unread, *bad), read=rows.read + len(unread))
                 first += batch.num_rows
 
     def step(self, batch: Batch, piece: Piece) -> Step:
@@ -167,17 +174,18 @@ class Task:
         empty = self._empty(rows, path)
         try:
             tables = self._absorbed(sets, elements)
-        except NonFiniteError as error:
+        except NonFiniteError:
             wrong = self._unusable(rows)
-            if not wrong:  # each is fine alone
-                first, last = rows.numbers[[0, -1]]
-                raise NonFiniteError(f"{path}, rows {first} to {last}: {error}") from error
             skipped += [Skipped(path, row, reason) for row, reason in wrong.items()]
-            if not self.skip:
-                raise _bad_row(min(skipped, key=_place)) from error
+            if wrong and not self.skip:
+                raise _bad_row(min(skipped, key=_place)) from None
             good = ~np.isin(rows.numbers, list(wrong))
             elements, sets = elements[good], sets.filter(pa.array(good))
-            tables = self._absorbed(sets, elements)
+            try:
+                tables = self._absorbed(sets, elements)
+            except NonFiniteError as error:  # each is fine alone
+                first, last = rows.numbers[[0, -1]]
+                raise NonFiniteError(f"{path}, rows {first} to {last}: {error}") from error
         skipped.sort(key=_place)
         return Step(batch.piece, batch.rows, empty + tables, len(elements), tuple(skipped))
 
@@ -212,28 +220,17 @@ class Task:
         """Elements as the encoder takes them, where it is."""
         if not elements.flags.writeable:  # Arrow's own, which torch must not see
             elements = elements.copy()
-        device, (_, dtype) = self.encoder.initial_state(0).device, element_dtypes(self.encoder)
-        return torch.from_numpy(elements).to(device, dtype)
+        _, dtype = element_dtypes(self.encoder)
+        return torch.from_numpy(elements).to(self.device, dtype)
 
     def _unusable(self, rows: Rows) -> dict[int, str]:
         """The rows of which the encoder makes NaN or infinity, and why; all of one that is exploded."""
         finite = np.isfinite(rows.elements).all(tuple(range(1, rows.elements.ndim)))
         wrong = dict.fromkeys(rows.numbers[~finite].tolist(), "a number is NaN or infinite")
-        for place in self._overflowing(rows.elements, np.flatnonzero(finite)):
-            wrong.setdefault(int(rows.numbers[place]), "its numbers are too large for the model")
+        alone = finite_alone(self.encoder, self._given(rows.elements[finite])).numpy()
+        for row in rows.numbers[finite][~alone].tolist():
+            wrong.setdefault(row, "its numbers are too large for the model")
         return wrong
-
-    def _overflowing(self, elements: np.ndarray, places: np.ndarray) -> Iterator[int]:
-        """Which of some elements are too large: halves, and halves of halves, are tried."""
-        try:
-            if len(places):
-                try_elements(self.encoder, self._given(elements[places]))
-        except NonFiniteError:
-            if len(places) == 1:
-                yield int(places[0])
-                return
-            for half in np.array_split(places, 2):
-                yield from self._overflowing(elements, half)
 
 
 def _changed(piece: Piece) -> FileError:

@@ -12,6 +12,7 @@ from setfold.kernels.scores import EPSILON, FoldedScores, Scores, weigh
 from setfold.kernels.tiles import MAX_ROWS, tiles
 
 TILE_BYTES = 1 << 20  # of contributions of one slot
+MANY_WINS = 8  # (slot, channel) pairs for each element, from where on hardly any element wins none
 
 
 def slot_extrema(
@@ -25,7 +26,7 @@ def slot_extrema(
     """The largest (or smallest) contribution W_ij v_i of each set, by slot and channel.
 
     Gradients flow through the winning elements only: they are found without a graph, and the
-    formula is then evaluated on those few rows. A tie goes to one of the winners.
+    formula is then evaluated for them. A tie goes to one of the winners.
 
     Args:
         elements: (B, n, d); rows that the mask leaves out must be finite.
@@ -112,7 +113,8 @@ def _maximum(
             places = _places_of_maxima(product)  # (b, d_out)
             top = product.gather(-1, places.unsqueeze(-1)).squeeze(-1)
             known = winners[sets, slot]
-            torch.where(top > held, places + part.start, known, out=known)
+            better = (top > held) | (top.isnan() & ~held.isnan())  # NaN is not hidden
+            torch.where(better, places + part.start, known, out=known)
             torch.maximum(held, top, out=held)
     return best, winners
 
@@ -157,7 +159,7 @@ def _contributions_at(
     projection: tuple[Tensor, Tensor | None],
 ) -> Tensor:
     """W_ij v_ic at i = winners[b, j, c], differentiably."""
-    if winners.numel() < elements.shape[0] * elements.shape[1]:  # most elements win nothing
+    if winners.numel() < MANY_WINS * elements.shape[0] * elements.shape[1]:
         return _contributions_of_few(elements, winners, scores, attention, projection)
     weights = weigh(scores.logits(elements), attention).transpose(1, 2)  # (B, K, n)
     values = linear(elements, *projection).transpose(1, 2)  # (B, d_out, n)

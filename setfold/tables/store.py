@@ -55,17 +55,13 @@ class Store:
         self.rows: list[RowTable] = []
         self.spills = 0
         self.spilled = 0  # bytes
-
-    @property
-    def held(self) -> int:
-        """Bytes that are in memory, or will be while rows are put together."""
-        return sum(t.nbytes for t in self.states) + 2 * sum(t.nbytes for t in self.rows)
+        self.held = 0  # bytes that are in memory, or will be while rows are put together
 
     def add(self, table: Table) -> None:
         """Take in what some rows add to their sets."""
         self._keep(table)
         if len(self.states) > MOST_TABLES:  # a few large blocks rather than many small ones
-            self.states = [merged(self.states)]
+            self._hold([merged(self.states)], self.rows)
         if self.held > self.budget // 2:
             self._compact()
             if self.held > self.budget // 4 and not self.is_last:
@@ -138,7 +134,7 @@ class Store:
             shorten(file, lengths.get(file.name, 0))
         for name, length in lengths.items():
             shorten(self.folder / name, length)
-        self.states, self.rows = [], []
+        self._hold([], [])
         for table in tables_in(path):
             self._keep(table)
         self.spills, self.spilled = spills, spilled
@@ -146,24 +142,31 @@ class Store:
     def _keep(self, table: Table) -> None:
         if isinstance(table, StateTable):
             self.states.append(table)
+            self.held += table.nbytes
         else:
             self.rows.append(table)
+            self.held += 2 * table.nbytes
+
+    def _hold(self, states: list[StateTable], rows: list[RowTable]) -> None:
+        """Hold these, and nothing else."""
+        self.states, self.rows = states, rows
+        self.held = sum(t.nbytes for t in states) + 2 * sum(t.nbytes for t in rows)
 
     # ---- within the bound ----------------------------------------------------------------------
 
     def _compact(self) -> None:
         """Merge what belongs to the same sets, and make states of rows where those are fewer bytes."""
         if self.states:
-            self.states = [merged(self.states)]
+            self._hold([merged(self.states)], self.rows)
         if self.rows:
             sets = all_sets(self.rows)
             if 2 * sets * self.state_bytes < sum(table.nbytes for table in self.rows):
-                self.states = [self._taken()]
+                self._hold([self._taken()], [])
 
     def _taken(self) -> StateTable:
         """Everything as states, merged; the store is empty then."""
         states, rows = self.states, self.rows
-        self.states, self.rows = [], []
+        self._hold([], [])
         if rows:
             together = RowTable.concat(rows)
             rows.clear()
@@ -179,4 +182,5 @@ class Store:
                 for bucket, part in divided(tables.pop(0), self.level):
                     path = self.folder / f"{bucket:02d}.{kind}.tables"
                     self.spilled += append(path, part)
+        self._hold([], [])
         self.spills += 1

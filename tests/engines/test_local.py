@@ -13,8 +13,8 @@ from setfold.engines.local import steps
 class Recorder:
     """Stands for a task: three batches of a piece, and in which thread each thing was done."""
 
-    def __init__(self, broken=False):
-        self.broken = broken
+    def __init__(self, broken=False, device="cpu"):
+        self.broken, self.device = broken, torch.device(device)
         self.read_in, self.threads = set(), set()
 
     def batches(self, number, piece, done):
@@ -53,6 +53,12 @@ def test_who_reads_is_taken_from_those_who_compute(threads):
     list(steps(task, ["a"], first=0, done=0))
     assert (threading.current_thread() in task.read_in) == (threads == 1)
     assert task.threads == {max(1, threads - 1)}
+
+
+def test_another_device_computes_while_files_are_read(threads):
+    task = Recorder(device="meta")
+    list(steps(task, ["a"], first=0, done=0))
+    assert threading.current_thread() not in task.read_in
 
 
 def test_an_error_while_reading_comes_after_the_steps_before_it(threads):

@@ -175,8 +175,23 @@ def test_numbers_that_are_too_large_for_the_model_are_left_out(tmp_path, sets):
         np.testing.assert_allclose(found["encoding"], wanted["encoding"], rtol=1e-5)
 
 
-def test_numbers_that_are_too_large_together_are_told_with_their_place(tmp_path):
-    table = rows(100, sets=2).set_column(1, "f0", pa.array(np.full(100, 1e38, np.float32)))
+def test_numbers_of_different_sets_are_not_added_up(tmp_path):
+    large = np.full(100, 1e38, np.float32)
+    large[5] = np.nan
+    table = rows(100).set_column(0, "event", pa.array(range(100)))
+    folder = write(tmp_path / "in", table.set_column(1, "f0", pa.array(large)), files=1)
+    model, out = encoder(aggregate="sum"), tmp_path / "out.npz"
+    summary = encode(model, folder, out, skip_errors=True)
+    assert (summary.sets, summary.skipped) == (99, 1)
+    with np.load(out) as found:
+        assert np.isfinite(found["encoding"]).all()
+
+
+@pytest.mark.parametrize("also", [1.0, np.nan], ids=["only", "and NaN"])
+def test_numbers_that_are_too_large_together_are_told_with_their_place(tmp_path, also):
+    large = np.full(100, 1e38, np.float32)
+    large[5] = also
+    table = rows(100, sets=2).set_column(1, "f0", pa.array(large))
     folder = write(tmp_path / "in", table, files=1)
     with pytest.raises(setfold.NonFiniteError, match=r"part-0\.parquet, rows 0 to 99: .*too large"):
         encode(encoder(aggregate="sum"), folder, tmp_path / "out.parquet", skip_errors=True)

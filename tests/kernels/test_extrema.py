@@ -36,8 +36,12 @@ def setting(shape, masked):
 @pytest.mark.parametrize("attention", ["sigmoid", "softmax"])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("shape", [(1, 1), (1, 40), (3, 4), (2, 33)])
-def test_values_and_gradients_are_the_literal_ones(monkeypatch, shape, masked, attention, largest):
+@pytest.mark.parametrize("many", [0, 1000], ids=["all elements", "few elements"])
+def test_values_and_gradients_are_the_literal_ones(
+    monkeypatch, many, shape, masked, attention, largest
+):
     monkeypatch.setattr(extrema, "TILE_BYTES", 8 * OUT * 7)  # tiles of seven rows
+    monkeypatch.setattr(extrema, "MANY_WINS", many)
     elements, mask, scores, projection = setting(shape, masked)
     expected = literal(elements, mask, scores, attention, projection, largest)
     found = extrema.slot_extrema(elements, mask, scores, attention, projection, largest)
@@ -50,6 +54,20 @@ def test_values_and_gradients_are_the_literal_ones(monkeypatch, shape, masked, a
     losses = [torch.where(e.isfinite(), e, 0).mul(weight).sum() for e in (found, expected)]
     for f, e in zip(*(torch.autograd.grad(loss, wanted) for loss in losses), strict=True):
         torch.testing.assert_close(f, e, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("many", [0, 1000], ids=["all elements", "few elements"])
+@pytest.mark.parametrize("row", [0, 3, 11])
+def test_nan_is_not_hidden(monkeypatch, row, many):
+    monkeypatch.setattr(extrema, "TILE_BYTES", 8 * OUT * 7)
+    monkeypatch.setattr(extrema, "MANY_WINS", many)
+    elements, mask, scores, projection = setting((2, 14), False)
+    elements = elements.detach().clone()
+    elements[1, row, 2] = torch.nan
+    found = extrema.slot_extrema(elements, mask, scores, "sigmoid", projection, True)
+    assert found.requires_grad
+    assert found[0].isfinite().all()
+    assert found[1].isnan().all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])

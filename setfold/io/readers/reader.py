@@ -135,6 +135,10 @@ class Reader(ABC):
         """
         return []
 
+    def take_reasons(self) -> dict[int, str]:
+        """Why rows since the last call hold a null where the file holds something else, by number."""
+        return {}
+
     def _end(self, columns: list[str]) -> int | None:
         """How many rows these columns have; None where only reading tells."""
         return self.num_rows

@@ -1,11 +1,11 @@
-"""Files that are tables of text: CSV and TSV, whose types are guessed and whose cells may be anything."""
+"""Files that are tables of text: CSV and TSV. Types are guessed, and cells may be anything."""
 
 from __future__ import annotations
 
 import re
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import ClassVar
 
 import numpy as np
@@ -21,27 +21,30 @@ BLOCK = 4 << 20  # bytes of text that are parsed at a time; a row must not be lo
 CONVERSION = re.compile(
     r"CSV column #(\d+): (?:Row #(\d+): )?CSV conversion error to (.+?): (.*)", re.DOTALL
 )
-NUMBER = r"^-?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
+NUMBER = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
+MOSTLY = 0.9  # of the cells in which anything stands
+NULLS = pa.array(pacsv.ConvertOptions().null_values)
 ABOVE = 2  # Arrow counts the lines of a CSV from 1, and the header is one
 SHOWN = 80  # characters of a cell that a message shows
-# What a column may turn out to hold instead, by Arrow's names. As text, its numbers are told from the rest.
-WIDER = {"null": pa.int64(), "int64": pa.float64(), "double": pa.large_string()}
+# What a column may turn out to hold instead, by Arrow's names; as bytes, all of them.
+WIDER = {"null": pa.int64(), "int64": pa.float64(), "double": pa.large_binary()}
 
 
 class CsvReader(Reader):
     """CSV and TSV, as text or compressed by gzip.
 
     Types are what the first megabytes suggest, but for the column `text`, whose empty cells are
-    nulls. A column most of whose cells are numbers is one of numbers. Where whole numbers turn out to
-    have fractions further on, the batches from there on hold float64. A line with too few or too many
-    cells, or with something else where a number should be, is left out, and told by `take_bad`; if it
-    is no UTF-8 either, its whole block cannot be read.
+    nulls. A column nine tenths of whose cells are numbers is one of numbers; what else stands in it is
+    null, and told by `take_reasons`. Where whole numbers turn out to have fractions further on, the
+    batches from there on hold float64. A line with too few or too many cells is left out, and told by
+    `take_bad`. Text that is no UTF-8 cannot be read, and neither can anything after it.
     """
 
     suffixes: ClassVar = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 
     def _open(self) -> None:
         self._bad: list[BadLine] = []
+        self._reasons: dict[int, str] = {}
         ahead: deque[BadLine] = deque()
         types = {} if self.text is None else {self.text: pa.large_string()}
         with self._stream(ahead, None, types) as stream:
@@ -60,10 +63,10 @@ class CsvReader(Reader):
         """The types of the columns, where one wrong cell does not make text of all numbers."""
         schema = batch.schema
         for place, field in enumerate(schema):
-            if field.name != self.text and pa.types.is_string(field.type):
-                texts = batch.column(place)
-                shown = pc.sum(pc.not_equal(texts, ""), min_count=0).as_py()
-                if 2 * pc.count(numbers_of(texts)).as_py() > shown:
+            if field.name != self.text and field.type in (pa.string(), pa.binary()):
+                cells = batch.column(place)
+                absent = pc.sum(pc.is_in(cells, NULLS.cast(cells.type)), min_count=0).as_py()
+                if pc.count(numbers_of(cells)).as_py() >= MOSTLY * max(len(cells) - absent, 1):
                     schema = schema.set(place, field.with_type(pa.float64()))
         return schema
 
@@ -88,11 +91,10 @@ class CsvReader(Reader):
         self._bad.clear()
         while True:
             try:
-                wanted = range(start, last)
-                for row, run in self._numbers(self._runs(columns, types, wanted), wanted):
+                for row, run in self._runs(columns, types, range(start, last)):
                     start = max(start, row)
                     for piece in pieces([run], row, start, stop, rows):
-                        yield self._with_nulls(piece)
+                        yield self._with_numbers(start, self._with_nulls(piece))
                         start += piece.num_rows
                 if self._bad and self._bad[-1][0] >= start:
                     # Nobody would ask for what stands at the end, were there not one more batch.
@@ -127,42 +129,25 @@ class CsvReader(Reader):
                         row += 1
                     if row >= wanted.stop:
                         return
-                    end = min(ahead[0][0], wanted.stop) if ahead else wanted.stop
-                    size = min(rest.num_rows, end - row)
+                    size = min(rest.num_rows, ahead[0][0] - row) if ahead else rest.num_rows
                     yield row, rest.slice(0, size)
                     row += size
                     rest = rest.slice(size)
         self._bad += [bad for bad in ahead if bad[0] in wanted]
 
-    def _numbers(
-        self, runs: Iterable[tuple[int, pa.RecordBatch]], wanted: range
-    ) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """The runs, cut where something else stands in the place of a number."""
-        for row, run in runs:
-            whole, wrong = self._converted(run)
-            begin = 0
-            for place in sorted(wrong):
-                if place > begin:
-                    yield row + begin, whole.slice(begin, place - begin)
-                self._bad += [(row + place, wrong[place])] if row + place in wanted else []
-                begin = place + 1
-            if begin < run.num_rows:
-                yield row + begin, whole.slice(begin)
-
-    def _converted(self, run: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, str]]:
-        """Numbers that were read as text made numbers, and where something else stands, and what."""
-        wrong: dict[int, str] = {}
-        for place, field in enumerate(run.schema):
-            if field.type != WIDER["double"] or self.schema.field(field.name).type == field.type:
+    def _with_numbers(self, row: int, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Numbers that were read as text made numbers; nulls where something else stands."""
+        for place, field in enumerate(batch.schema):
+            if field.type != WIDER["double"]:
                 continue
-            texts = run.column(place)
-            numbers = numbers_of(texts)
-            for row in np.flatnonzero(numbers.is_null()).tolist():
-                cell = texts[row].as_py()
-                reason = f"holds {cell[:SHOWN]!r}, which is no number" if cell else "is empty"
-                wrong.setdefault(row, f"column {field.name!r} {reason}")
-            run = run.set_column(place, field.with_type(numbers.type), numbers)
-        return run, wrong
+            cells = batch.column(place)
+            numbers = numbers_of(cells)
+            for wrong in np.flatnonzero(numbers.is_null()).tolist():
+                cell = cells[wrong].as_py().decode(errors="replace")
+                reason = f"holds {cell[:SHOWN]!r}, which is no number" if cell else "is null"
+                self._reasons.setdefault(row + wrong, f"column {field.name!r} {reason}")
+            batch = batch.set_column(place, field.with_type(numbers.type), numbers)
+        return batch
 
     def _with_nulls(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Empty texts made nulls: Arrow would do so in all columns or in none, and with "NA", too."""
@@ -191,6 +176,10 @@ class CsvReader(Reader):
         taken, self._bad = self._bad, []
         return taken
 
+    def take_reasons(self) -> dict[int, str]:
+        taken, self._reasons = self._reasons, {}
+        return taken
+
 
 def noting(bad: deque[BadLine]) -> Callable[[pacsv.InvalidRow], str]:
     """What Arrow calls for a line with a wrong number of cells: it is noted, and left out.
@@ -210,15 +199,16 @@ def noting(bad: deque[BadLine]) -> Callable[[pacsv.InvalidRow], str]:
     return note
 
 
-def numbers_of(texts: pa.Array) -> pa.Array:
-    """Texts as float64; null where they are no numbers.
+def numbers_of(cells: pa.Array) -> pa.Array:
+    """Texts or bytes as float64; null where they are no numbers.
 
-    >>> numbers_of(pa.array(["-1.5e3", " 7", "+.5", "oops", "", "1,5"])).to_pylist()
-    [-1500.0, 7.0, 0.5, None, None, None]
+    >>> numbers_of(pa.array(["-1.5e3", " 7", "+.5", "oops", "", "1,5", "+-5"])).to_pylist()
+    [-1500.0, 7.0, 0.5, None, None, None, None]
     """
-    trimmed = pc.replace_substring_regex(pc.utf8_trim_whitespace(texts), r"^\+", "")
-    is_number = pc.match_substring_regex(trimmed, NUMBER)
-    return pc.if_else(is_number, trimmed, pa.scalar(None, trimmed.type)).cast(pa.float64())
+    is_number = pc.match_substring_regex(cells, NUMBER)
+    texts = pc.if_else(is_number, cells, pa.scalar(None, cells.type)).cast(pa.large_string())
+    plain = pc.replace_substring(pc.utf8_trim_whitespace(texts), "+", "", max_replacements=1)
+    return plain.cast(pa.float64())
 
 
 def is_number(text: str) -> bool:

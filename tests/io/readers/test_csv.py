@@ -66,7 +66,7 @@ def test_no_header(path: Path, header: str) -> None:
 def numbered(
     path: Path, start: int = 0, stop: int | None = None, columns: tuple[str, ...] = ("id", "x")
 ) -> tuple[dict, dict]:
-    """The rows of a file by their numbers, and the reasons why others are none."""
+    """The rows of a file by their numbers, and the reasons why others are none, or not whole."""
     rows, bad, row = {}, {}, start
     with open_reader(path, "id") as reader:
         for batch in reader.read(columns, start, stop, rows=7):
@@ -74,7 +74,11 @@ def numbered(
             assert [number for number, _ in told] == list(range(row, row + len(told)))
             row += len(told)
             bad.update(told)
-            rows.update(enumerate(batch.to_pylist(), row))
+            reasons = reader.take_reasons()
+            assert set(reasons) <= set(range(row, row + batch.num_rows))
+            bad.update(reasons)
+            cells = enumerate(batch.to_pylist(), row)
+            rows.update({number: line for number, line in cells if number not in reasons})
             row += batch.num_rows
         assert reader.take_bad() == []
     return rows, bad
@@ -127,12 +131,16 @@ def test_missing_quote(path: Path) -> None:
 
 
 @pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize("cell", ["oops", "", "NA", "1,5", "--1", "1e"])
+@pytest.mark.parametrize("cell", ["oops", "", "NA", "1,5", "+-1", "1e", "\\xb0"])
 @pytest.mark.parametrize("wrong", list(LINES.values())[:-1], ids=list(LINES)[:-1])
-def test_cells_that_are_no_numbers(path: Path, wrong: list[int], cell: str) -> None:
+def test_cells_that_are_no_numbers(
+    path: Path, wrong: list[int], cell: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text, "MOSTLY", 0.5)  # the first block is small
     lines = [f'{i:03},"{cell}"' if i in wrong else f"{i:03},{i}" for i in range(100)]
     lines.insert(40, "a,b,c")
-    path.write_text("\n".join(["id,x", *lines, ""]))
+    content = "\n".join(["id,x", *lines, ""]).encode()
+    path.write_bytes(content.replace(b"\\xb0", b"\xb0"))  # no UTF-8
     expected = {i + (i >= 40): i for i in range(100)}
     for start, stop in [(0, None), (1, 100), (31, 60), (20, 21), (40, 41)]:
         rows, bad = numbered(path, start, stop)
@@ -145,10 +153,10 @@ def test_cells_that_are_no_numbers(path: Path, wrong: list[int], cell: str) -> N
 
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("row", range(12, 30))
-def test_cells_that_are_no_numbers_just_before_others_get_wider(path: Path, row: int) -> None:
-    """Wherever a block ends, a row is told once."""
+@pytest.mark.parametrize("line", ["7,oops,0", "7"])
+def test_a_row_is_told_once_wherever_a_block_ends(path: Path, row: int, line: str) -> None:
     lines = [f"{i},{i},{i}" for i in range(60)]
-    lines[row], lines[row + 1] = f"{row},oops,0", f"{row + 1},1,0.5"
+    lines[row], lines[row + 1] = line, f"{row + 1},1,0.5"  # numbers that get wider are read again
     path.write_text("\n".join(["id,x,y", *lines, ""]))
     rows, bad = numbered(path, columns=("x", "y"))
     assert list(bad) == [row]
@@ -157,17 +165,20 @@ def test_cells_that_are_no_numbers_just_before_others_get_wider(path: Path, row:
 
 
 def test_a_wrong_cell_is_told_with_its_column(path: Path) -> None:
-    path.write_text("id,x,y\n" + "a,1,2\n" * 5 + "a,oops,\n" + "a,1,2\n")
+    path.write_text("id,x,y\n" + "a,1,2\n" * 5 + "a,oops,\n" + "a,1,2\n" * 5)
     with open_reader(path, "id") as reader:
         assert reader.schema.types == [pa.large_string(), pa.float64(), pa.int64()]
     _, bad = numbered(path)
     assert bad == {5: "column 'x' holds 'oops', which is no number"}
 
 
-def test_text_stays_text(path: Path) -> None:
-    path.write_text("x,word\n1,a\n2,7\n3,b\n")
+def test_what_is_mostly_numbers_is_numbers(path: Path) -> None:
+    cells = {"ticket": ["7"] * 8 + ["PC 7"] * 2, "x": ["7"] * 4 + ["NA", ""] * 3, "y": range(10)}
+    cells["z"] = [*range(9), "oops"]
+    lines = [",".join(map(str, line)) for line in zip(*cells.values(), strict=True)]
+    path.write_text("\n".join([",".join(cells), *lines, ""]))
     with open_reader(path) as reader:
-        assert reader.schema.types == [pa.int64(), pa.string()]
+        assert reader.schema.types == [pa.string(), pa.int64(), pa.int64(), pa.float64()]
 
 
 @pytest.mark.usefixtures("small_blocks")
