@@ -141,7 +141,7 @@ class Task:
             yield from read_states(path)
             return
         first, (dtype, _) = piece.start, element_dtypes(self.encoder)
-        with open_reader(path, self.columns.set) as reader:
+        with open_reader(path, self.columns.set, self.columns.named) as reader:
             names = self.columns.needed(reader.schema, partition, path)
             for batch in reader.read(names, piece.start, piece.stop, rows=self.rows):
                 unread = tuple(BadRow(*bad) for bad in reader.take_bad())  # just before the batch

@@ -94,6 +94,11 @@ class Columns:
         """How deep numbers may stand in lists."""
         return 2 if self.explode else 1
 
+    @property
+    def named(self) -> list[str]:
+        """The columns that were named as features."""
+        return [feature.name for feature in self.features or ()]
+
     def chosen(self, schema: pa.Schema) -> tuple[Feature, ...]:
         """The features, where "all" has become names.
 

@@ -155,7 +155,7 @@ class _Survey:
         """Add a file of rows."""
         try:
             stamp = Stamp.of(found.path)
-            with open_reader(found.path, self.columns.set) as reader:
+            with open_reader(found.path, self.columns.set, self.columns.named) as reader:
                 pieces = list(self._pieces(found, stamp, reader))
         except SetfoldError as error:
             if not self.skip:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 from setfold.errors import FileError, InputError
@@ -45,13 +46,14 @@ def reader_of(path: Path) -> type[Reader] | None:
     return next((r for r in READERS if name.endswith(r.suffixes)), None)
 
 
-def open_reader(path: Path, text: str | None = None) -> Reader:
+def open_reader(path: Path, text: str | None = None, numbers: Collection[str] = ()) -> Reader:
     """Open a file with the reader that its suffix asks for.
 
     Args:
         path: the file.
         text: a column that is text wherever the format itself does not tell types (CSV, TSV); None
             for none.
+        numbers: columns that are numbers there, whatever else stands in them.
     """
     reader = reader_of(path)
     if reader is None:
@@ -62,4 +64,4 @@ def open_reader(path: Path, text: str | None = None) -> Reader:
         raise FileError(f"there is no file {path}.")
     if path.is_dir() != reader.is_folder:
         raise FileError(f"{path} is {'a folder' if path.is_dir() else 'no folder'}.")
-    return reader(path, text)
+    return reader(path, text, numbers)

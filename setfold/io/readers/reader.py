@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
@@ -39,6 +39,7 @@ class Reader(ABC):
         path: the file.
         text: a column that is text wherever the format itself does not tell types, so that "007"
             is not 7; None for none. Such a column need not be there.
+        numbers: columns that are numbers there, whatever else stands in them.
     """
 
     suffixes: ClassVar[tuple[str, ...]]
@@ -46,9 +47,10 @@ class Reader(ABC):
     schema: pa.Schema
     num_rows: int | None
 
-    def __init__(self, path: Path, text: str | None = None) -> None:
+    def __init__(self, path: Path, text: str | None = None, numbers: Collection[str] = ()) -> None:
         self.path = path
         self.text = text
+        self.numbers = numbers
         try:
             self._open()
             list(self.schema.names)  # names that are no text fail here, not later

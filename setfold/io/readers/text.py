@@ -34,8 +34,8 @@ class CsvReader(Reader):
     """CSV and TSV, as text or compressed by gzip.
 
     Types are what the first megabytes suggest, but for the column `text`, whose empty cells are
-    nulls. A column nine tenths of whose cells are numbers is one of numbers; what else stands in it is
-    null, and told by `take_reasons`. Where whole numbers turn out to have fractions further on, the
+    nulls. A column nine tenths of whose cells are numbers is one of numbers, and so is one of `numbers`;
+    what else stands in it is null, and told by `take_reasons`. Where whole numbers turn out to have fractions further on, the
     batches from there on hold float64. A line with too few or too many cells is left out, and told by
     `take_bad`. Text that is no UTF-8 cannot be read, and neither can anything after it.
     """
@@ -63,11 +63,9 @@ class CsvReader(Reader):
         """The types of the columns, where one wrong cell does not make text of all numbers."""
         schema = batch.schema
         for place, field in enumerate(schema):
-            if field.name != self.text and field.type in (pa.string(), pa.binary()):
-                cells = batch.column(place)
-                absent = pc.sum(pc.is_in(cells, NULLS.cast(cells.type)), min_count=0).as_py()
-                if pc.count(numbers_of(cells)).as_py() >= MOSTLY * max(len(cells) - absent, 1):
-                    schema = schema.set(place, field.with_type(pa.float64()))
+            is_text = field.type in (pa.string(), pa.binary()) and field.name != self.text
+            if is_text and (field.name in self.numbers or mostly_numbers(batch.column(place))):
+                schema = schema.set(place, field.with_type(pa.float64()))
         return schema
 
     def _stream(
@@ -197,6 +195,17 @@ def noting(bad: deque[BadLine]) -> Callable[[pacsv.InvalidRow], str]:
         return "skip"
 
     return note
+
+
+def mostly_numbers(cells: pa.Array) -> bool:
+    """Whether most cells in which anything stands are numbers.
+
+    >>> mostly_numbers(pa.array(["7"] * 9 + ["oops", "", "NA"])), mostly_numbers(pa.array(["7", "?"]))
+    (True, False)
+    """
+    absent = pc.sum(pc.is_in(cells, NULLS.cast(cells.type)), min_count=0).as_py()
+    found = pc.count(numbers_of(cells)).as_py()
+    return bool(found >= MOSTLY * max(len(cells) - absent, 1))
 
 
 def numbers_of(cells: pa.Array) -> pa.Array:

@@ -179,6 +179,8 @@ def test_what_is_mostly_numbers_is_numbers(path: Path) -> None:
     path.write_text("\n".join([",".join(cells), *lines, ""]))
     with open_reader(path) as reader:
         assert reader.schema.types == [pa.string(), pa.int64(), pa.int64(), pa.float64()]
+    with open_reader(path, "z", ["ticket", "z"]) as reader:
+        assert reader.schema.types == [pa.float64(), pa.int64(), pa.int64(), pa.large_string()]
 
 
 @pytest.mark.usefixtures("small_blocks")
