@@ -1,10 +1,11 @@
 """Amortised clustering, from the Set Transformer's paper (Lee et al., ICML 2019, section 5.3).
 
-    python -m experiments run clustering --size small     # about 20 minutes on two cores, by estimate
+    python -m experiments run clustering --size small     # about 30 minutes on two cores
 
 Published log-likelihoods per point: oracle -1.4726, rFF + pooling -2.0006, rFF + PMA -1.6680, ISAB(16) +
 PMA -1.5009.
-Here: nothing is run yet.
+Here: Oracle -1.4800, Set Transformer -1.6624, SSE → Set Transformer -1.8432, PMA -1.8898, SSE,
+slots apart -1.9943, Deep Sets -2.3763.
 """
 
 from __future__ import annotations
@@ -102,9 +103,16 @@ RECIPE = Recipe(
     runs=runs,
     section=section,
     headline=headline,
-    holds="open",
-    verdict="",
+    holds="the order does",
+    verdict="""The order is the published one: the Set Transformer, then PMA, then Deep Sets. All are below the
+    published numbers, by .16 to .38, after a sixteenth of the training. Slots apart, with the fewest
+    parameters, lie between PMA and Deep Sets; a Set Transformer over 64 slots is the best of those that
+    need one pass. On sets of a thousand points and more, streamed, it is level with the Set Transformer over
+    the elements, which reads them three times. From a thousand points to a million little changes, though
+    nobody was trained with more than 500: more points do no harm, and do not help either. We think that
+    what is missing is not precision: which cluster a slot stands for must be found anew for each set, and
+    that takes attention between elements or between slots, which slots alone do not have.""",
     cut="""3,000 batches of 10 sets rather than 50,000; the Set Transformer has two ISABs of 16 points, and
     norms.""",
-    minutes=20,
+    minutes=30,
 )

@@ -3,7 +3,8 @@
     python -m experiments run convergence --size small     # shows what `reconstruction` trains
 
 Paper: the Slot Set Encoder, trained on subsets of 1000 of 4096 pixels, converges faster.
-Here: nothing is run yet.
+Here: after 3 of 6 epochs: SSE, slots attended 0.136, SSE, slots apart 0.220, Attention, slots
+apart 0.264, Deep Sets 0.308, SSE, as printed 0.338, PMA 0.373.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def headline(records: Sequence[Record]) -> str:
     """The methods half-way."""
     values = report.traces(records, "nll")
     epochs = sorted(next(iter(values.values())))
-    half = epochs[len(epochs) // 2]
+    half = epochs[(len(epochs) - 1) // 2]
     return f"after {half:g} of {epochs[-1]:g} epochs: {ranking(at(values, half), best=min)}"
 
 
@@ -46,8 +47,13 @@ RECIPE = Recipe(
     runs=runs,
     section=section,
     headline=headline,
-    holds="open",
-    verdict="",
+    holds="only with slots apart",
+    verdict="""As printed, the Slot Set Encoder learns more slowly than Deep Sets at each of the four points, with every
+    seed, and faster than PMA with two of three. With slots apart it learns faster than both from the first
+    point on, with every seed: after three epochs it is nearly where Deep Sets is after six. A decoder that
+    attends to the slots is there before the third is over. The reason is the one of image completion: as printed
+    the encoding is one vector that a linear map makes of a mean, so there is less to learn with; slots apart
+    are soft regions of the image, and each gives the decoder something of its own from early on.""",
     cut="As for image completion.",
     minutes=1,
 )
