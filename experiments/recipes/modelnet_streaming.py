@@ -4,7 +4,11 @@
 
 Paper: trained on 100 points, Deep Sets gets worse on 200 to 500, the Slot Set Encoder better (a plot
 without numbers).
-Here: nothing is run yet.
+Here: 100 points: SSE, as printed, learned 0.8382, ISAB, max 0.8373, Deep Sets, max 0.8359, SSE,
+slots apart 0.8339, SSE, as printed, random 0.8322, SSE → Set Transformer 0.8275, Set Transformer
+0.8122; 500 points: Set Transformer 0.8380, ISAB, max 0.8376, Deep Sets, max 0.8336, SSE, as
+printed, learned 0.8327, SSE → Set Transformer 0.8313, SSE, slots apart 0.8306, SSE, as printed,
+random 0.8303.
 """
 
 from __future__ import annotations
@@ -51,8 +55,16 @@ RECIPE = Recipe(
     runs=runs,
     section=section,
     headline=headline,
-    holds="open",
-    verdict="",
+    holds="no: with a maximum both gain, then lose",
+    verdict="""Deep Sets and the Slot Set Encoder do the same here: with every seed both gain from 100 points to 200,
+    half a point on average, and lose from there to 500, where Deep Sets is .2 points and learned slots, as
+    printed, are .5 points below where they were with 100. All of these take a maximum over the elements:
+    the more points come, the larger it gets, and the head has not seen such encodings. The one that gains
+    all the way is the Set Transformer, whose attention averages; from the lowest at 100 points it is the
+    highest at 500. An epoch with 200 points, and clouds that are standardised as a whole rather than by
+    their first 100 points (the recipe before), bring those with a maximum up by 1.6 to 2.6 points at 500.
+    Every method is read from a stream here, and gives what it gives for the whole cloud; those with ISABs
+    read it more than once.""",
     cut="As for point cloud classification.",
     minutes=5,
 )
