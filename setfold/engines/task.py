@@ -24,7 +24,8 @@ from setfold.io.inputs import Input
 from setfold.io.readers import open_reader
 from setfold.io.rows import BadRow, Rows, rows_of
 from setfold.io.states import read_states
-from setfold.tables.table import StateTable, Table, absorbed, element_dtypes, finite_alone
+from setfold.tables.table import StateTable, Table, absorbed, element_dtypes
+from setfold.tables.usable import usable_alone
 
 
 class Stamp(NamedTuple):
@@ -227,7 +228,7 @@ class Task:
         """The rows of which the encoder makes NaN or infinity, and why; all of one that is exploded."""
         finite = np.isfinite(rows.elements).all(tuple(range(1, rows.elements.ndim)))
         wrong = dict.fromkeys(rows.numbers[~finite].tolist(), "a number is NaN or infinite")
-        alone = finite_alone(self.encoder, self._given(rows.elements[finite])).numpy()
+        alone = usable_alone(self.encoder, self._given(rows.elements[finite])).numpy()
         for row in rows.numbers[finite][~alone].tolist():
             wrong.setdefault(row, "its numbers are too large for the model")
         return wrong

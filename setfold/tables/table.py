@@ -27,12 +27,12 @@ from safetensors.torch import load as tensors_from
 from safetensors.torch import save as bytes_of
 from torch import Tensor
 
-from setfold.absorbing import absorb_dense
-from setfold.encoder import ORDINARY, StreamingSetEncoder
-from setfold.errors import FileError, InputError, NonFiniteError, StateMismatchError
+from setfold.encoder import StreamingSetEncoder
+from setfold.errors import FileError, InputError, StateMismatchError
 from setfold.fingerprint import Fingerprint, first_tensor
 from setfold.state import SetState
 from setfold.statistic import STATISTICS, join
+from setfold.tables.usable import refuse_unusable
 
 VERSION = 1
 HEADER, FRAME = b"setfold", b"setfold.frame"  # entries in the metadata of an Arrow schema
@@ -240,38 +240,8 @@ def absorbed(encoder: StreamingSetEncoder, sets: pa.Array, elements: Tensor) -> 
     codes = sets.dictionary_encode()
     if len(codes.dictionary) * state_bytes(encoder) <= elements.nbytes:
         return StateTable.of(encoder, codes, elements)
-    _refuse_too_large(encoder, elements)  # now, while it is known where they stand
+    refuse_unusable(encoder, elements)  # now, while it is known where they stand
     return RowTable(codes.dictionary_decode(), elements.cpu())
-
-
-def _refuse_too_large(encoder: StreamingSetEncoder, elements: Tensor) -> None:
-    least, largest = elements.aminmax()
-    ordinary = bool(least > -ORDINARY) and bool(largest < ORDINARY)  # not if there is a NaN
-    if not ordinary and not bool(finite_alone(encoder, elements).all()):
-        raise NonFiniteError("elements are not finite, or too large for the model.")
-
-
-@torch.no_grad()
-def finite_alone(encoder: StreamingSetEncoder, elements: Tensor) -> Tensor:
-    """Which elements (N, d) the encoder can take, each as a set of its own: (N,), on the CPU."""
-    if not len(elements):
-        return torch.ones(0, dtype=torch.bool)
-    prepared = encoder.prepared_for(encoder.initial_state(1))
-    size = max(1, SLICE_BYTES // max(state_bytes(encoder), 1))
-    found = [_finite_alone(encoder, some, prepared) for some in elements.split(size)]
-    return torch.cat(found).cpu()
-
-
-def _finite_alone(encoder: StreamingSetEncoder, elements: Tensor, prepared: Any) -> Tensor:
-    try:
-        statistics = absorb_dense(encoder, elements.unsqueeze(1), None, (), prepared)
-    except NonFiniteError:  # some encoders look themselves, and tell it of all
-        if len(elements) == 1:
-            return torch.zeros(1, dtype=torch.bool, device=elements.device)
-        halves = elements.tensor_split(2)
-        return torch.cat([_finite_alone(encoder, half, prepared) for half in halves])
-    parts = [part.flatten(1) for parts in statistics.values() for part in parts]
-    return torch.stack([part.isfinite().all(1) for part in parts]).all(0)
 
 
 def merged(tables: Sequence[StateTable]) -> StateTable:

@@ -35,9 +35,9 @@ class CsvReader(Reader):
 
     Types are what the first megabytes suggest, but for the column `text`, whose empty cells are
     nulls. A column nine tenths of whose cells are numbers is one of numbers, and so is one of `numbers`;
-    what else stands in it is null, and told by `take_reasons`. Where whole numbers turn out to have fractions further on, the
-    batches from there on hold float64. A line with too few or too many cells is left out, and told by
-    `take_bad`. Text that is no UTF-8 cannot be read, and neither can anything after it.
+    what else stands in it is null, and told by `take_reasons`. Where whole numbers turn out to have
+    fractions further on, the batches from there on hold float64. A line with too few or too many cells
+    is left out, and told by `take_bad`. Text that is no UTF-8 cannot be read, nor anything after it.
     """
 
     suffixes: ClassVar = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
@@ -164,8 +164,9 @@ class CsvReader(Reader):
         place = f"column {self.schema.names[int(found[1])]!r}"
         if found[2] is not None:
             place += f" of row {int(found[2]) - ABOVE} (the first is row 0)"
+        kind = "text in UTF-8" if "string" in found[3] else found[3]
         return FileError(
-            f"{self.path} cannot be read from row {start} on: {place} should hold {found[3]}, as in the "
+            f"{self.path} cannot be read from row {start} on: {place} should hold {kind}, as in the "
             f"rows before it ({found[4][:SHOWN]}). Mend it; with --on-error skip, everything from row "
             f"{start} on is left out."
         )
