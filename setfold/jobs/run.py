@@ -22,6 +22,7 @@ from setfold.tables.store import Store
 from setfold.tables.table import StateTable, read_out
 
 Engine = Callable[[Task, Sequence[Piece], int, int], Iterator[Step]]
+COPIES = 5  # of the sets of all runs that are read at once: as read, joined, sorted, read next; and to spare
 
 
 class Progress(NamedTuple):
@@ -185,7 +186,7 @@ class Run:
 
     def _complete(self, bucket: int, path: Path) -> None:
         """Make one run of a bucket, of several if it had to be divided again."""
-        parts, each, window = [], 1, self.store.budget // (2 * BUCKETS)
+        parts, each, window = [], 1, self.store.budget // (COPIES * BUCKETS)
         for number, table in enumerate(self.store.drain_bucket(bucket)):
             parts.append(path.with_suffix(f".{number}"))
             each = max(each, table.nbytes // len(table))
