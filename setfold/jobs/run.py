@@ -16,13 +16,12 @@ from setfold.io.outputs import Sink
 from setfold.jobs import memory
 from setfold.jobs.plan import Plan
 from setfold.jobs.work import Work
-from setfold.tables.runs import in_order, read_run, write_run
+from setfold.tables.runs import COPIES, in_order, read_run, write_run
 from setfold.tables.spill import BUCKETS
 from setfold.tables.store import Store
 from setfold.tables.table import StateTable, read_out
 
 Engine = Callable[[Task, Sequence[Piece], int, int], Iterator[Step]]
-COPIES = 5  # of the sets of all runs that are read at once: as read, joined, sorted, read next; and to spare
 
 
 class Progress(NamedTuple):

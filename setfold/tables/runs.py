@@ -10,6 +10,8 @@ import pyarrow.compute as pc
 
 from setfold.tables.table import StateTable, combined
 
+COPIES = 5  # that `in_order` has of what it reads at once: as read, joined, sorted, read next, and one to spare
+
 
 def write_run(path: Path, tables: Iterable[StateTable], rows: int) -> None:
     """Write tables that are sorted, and follow each other, to a file.

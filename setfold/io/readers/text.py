@@ -141,9 +141,9 @@ class CsvReader(Reader):
             cells = batch.column(place)
             numbers = numbers_of(cells)
             for wrong in np.flatnonzero(numbers.is_null()).tolist():
-                cell = cells[wrong].as_py().decode(errors="replace")
-                reason = f"holds {cell[:SHOWN]!r}, which is no number" if cell else "is null"
-                self._reasons.setdefault(row + wrong, f"column {field.name!r} {reason}")
+                if cell := cells[wrong].as_py().decode(errors="replace"):  # else it is just null
+                    reason = f"column {field.name!r} holds {cell[:SHOWN]!r}, which is no number"
+                    self._reasons.setdefault(row + wrong, reason)
             batch = batch.set_column(place, field.with_type(numbers.type), numbers)
         return batch
 
