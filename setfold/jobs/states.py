@@ -187,13 +187,11 @@ def _as_before(asked: Columns, before: Columns | None, path: Path) -> Columns:
     if before is None:
         return asked
     features, old = asked.features or before.features, before.features
-    if features and old and features != old:
-        named, known = ([feature.name for feature in each] for each in (features, old))
-        if sorted(named) == sorted(known):
-            raise InputError(
-                f"the states of {path} are of {shown_features(old)}, in this order; now it is {shown_features(features)}. "
-                "Leave --features out to have them as before."
-            )
+    if features and old and features != old and sorted(asked.named) == sorted(before.named):
+        raise InputError(
+            f"the states of {path} are of {shown_features(old)}, in this order; now it is {shown_features(features)}. "
+            "Leave --features out to have them as before."
+        )
     if asked.set is not None and before.set is None and not before.explode:
         raise InputError(f"the sets of {path} are whole files; leave --set out.")
     return Columns(features, asked.set or before.set, asked.explode or before.explode)

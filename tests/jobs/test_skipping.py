@@ -110,6 +110,7 @@ def test_lines_of_a_csv_that_are_no_rows(tmp_path):
     summary = encode(model, tmp_path / "in.csv", out, skip_errors=True, restart=True)
     listed = [json.loads(line) for line in Path(summary.report).read_text().splitlines()]
     assert [line["row"] for line in listed] == [100, 200, 400, 600, 601]
+    assert listed[1]["reason"] == "column 'f1' holds 'oops', which is no number"
     good = table.set_column(0, "event", pa.array(names)).take(
         np.delete(np.arange(600), [100, 200, 400])
     )
