@@ -61,12 +61,13 @@ def _options(
 @app.command("list")
 def show_list(records: Records = Path("results/records")) -> None:
     """List the recipes: what each shows, what it costs, whether it is recorded."""
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from experiments.recipes import all_recipes
     from experiments.records import read
 
-    table = Table("", "recipe", "title", "small size, minutes", f"records in {records}")
+    whole = Column("recipe", no_wrap=True, min_width=max(map(len, all_recipes())))  # to be copied
+    table = Table("", whole, "title", "small size, minutes", f"records in {records}")
     for name, recipe in all_recipes().items():
         count = sum(record.size == Size.SMALL for record in read(records, name))
         cells = recipe.number, name, recipe.title, f"{recipe.minutes:.0f}", count or "none"
