@@ -51,9 +51,9 @@ def read(folder: Path) -> int:
 
 def read_matrix(folder: Path) -> int:
     """Read all batches as matrices."""
-    from setfold.io.columns import Columns
-    from setfold.io.readers import open_reader
-    from setfold.io.rows import rows_of
+    from setfold.files.columns import Columns
+    from setfold.files.readers import open_reader
+    from setfold.files.rows import rows_of
 
     columns, dtype = Columns(None, "event"), np.dtype(np.float32)
     rows = 0

@@ -21,7 +21,7 @@ HOLDERS = (  # the modules that look up the precision of totals under their own 
     "setfold.kernels.precision",
     "setfold.kernels.sums",
     "setfold.kernels.replay",
-    "setfold.statistic",
+    "setfold.core.statistic",
 )
 
 

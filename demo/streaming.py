@@ -12,7 +12,8 @@ from torch.nn.functional import mse_loss
 
 from demo import digits
 from demo.completion import Completion
-from setfold import ChunkAverage, SetEncoder, StreamingSetEncoder, fold
+from setfold import SetEncoder, StreamingSetEncoder, fold
+from setfold.laws.wrong_way import ChunkAverage
 
 CHUNK = 28  # pixels
 READINGS = (1, 2, 4, 7, 14, 28)  # after so many chunks a digit is completed

@@ -15,7 +15,8 @@ from typing import Any
 from torch import Tensor
 
 from experiments.records import Circumstances
-from setfold import FileError, files
+from setfold import FileError
+from setfold.core import persist as files
 
 KIND = "training"
 NAME = "training.safetensors"

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from experiments.recipe import Task
-from setfold.jobs.memory import peak
+from setfold.files.budget import peak
 
 
 class Cost(NamedTuple):

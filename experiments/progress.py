@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from setfold.files import write_atomically
+from setfold.core.persist import write_atomically
 
 FIRST_LINE, NEXT_LINES = 10.0, 60.0  # seconds between lines where there is no terminal
 

@@ -18,9 +18,9 @@ from typing import Any
 
 import setfold
 from experiments.recipe import Metrics
+from setfold.core.locks import hold
+from setfold.core.persist import write_atomically
 from setfold.errors import FileError
-from setfold.files import write_atomically
-from setfold.locks import hold
 
 ROOT = Path(__file__).parent.parent
 

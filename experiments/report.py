@@ -24,7 +24,7 @@ from experiments.progress import duration
 from experiments.recipe import Recipe, Size, as_json
 from experiments.records import Record
 from setfold import InputError
-from setfold.files import write_atomically
+from setfold.core.persist import write_atomically
 
 
 @dataclass(frozen=True)

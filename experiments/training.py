@@ -30,7 +30,7 @@ from experiments.progress import Display, Log
 from experiments.recipe import Task, Training, as_json
 from experiments.records import Circumstances
 from setfold import InputError, SetfoldError
-from setfold.files import write_atomically
+from setfold.core.persist import write_atomically
 
 LOOK_EVERY = 0.25  # seconds between looks at losses, which on a GPU make the loop wait
 SAVE_EVERY = 45.0  # seconds of work that a killed training loses at most

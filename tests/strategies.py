@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import setfold
-from setfold.checks.law import Case
+from setfold.laws.law import Case
 
 DIM_IN = 3
 SIMPLE = ("sum", "mean", "max", "min")

@@ -98,4 +98,4 @@ def test_every_encoder_is_compared():
     encoders = {
         c for c in classes if issubclass(c, setfold.SetEncoder) and not inspect.isabstract(c)
     }
-    assert encoders - compared == {setfold.ChunkAverage, setfold.PublishedSlotSetEncoder}
+    assert encoders <= compared

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import setfold
 from setfold import cli
-from setfold.checks.gallery import EXHIBITS
+from setfold.laws.gallery import EXHIBITS
 from tests.small import draw, make
 
 MODELS = """
@@ -131,7 +131,7 @@ def test_check_of_a_model_that_folds_is_exit_code_0(run, model):
 
 def test_check_all_compares_every_encoder(run, monkeypatch):
     gallery = [exhibit for exhibit in EXHIBITS if exhibit.name in ("Pool, max", "FSPool")]
-    monkeypatch.setattr("setfold.checks.survey.EXHIBITS", gallery)
+    monkeypatch.setattr("setfold.laws.survey.EXHIBITS", gallery)
     code, output, _ = run("check", "--all", "--no-processes")
     assert code == 0
     assert "folds in one pass" in output
@@ -278,7 +278,7 @@ def test_info_on_a_state(run, tmp_path):
 def test_info_runs_nothing_that_a_file_names(run, here):
     (here / "evil.py").write_text("raise SystemExit('imported')")
     description = {"structure": {"class": "evil.Model", "arguments": {}}, "dtype": "float32"}
-    setfold.files.write(here / "model", "model", {}, description)
+    setfold.core.persist.write(here / "model", "model", {}, description)
     code, output, _ = run("info", here / "model")
     assert code == 0
     assert "evil.Model" in output

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import setfold
-from setfold.state import SetState
+from setfold.core.state import SetState
 
 
 def make(**changes):

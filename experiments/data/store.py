@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from setfold import FileError, files
+from setfold import FileError
+from setfold.core import persist as files
 
 FOLDER = "SETFOLD_DATA"
 KIND = "data"

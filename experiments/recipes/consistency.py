@@ -18,8 +18,8 @@ from experiments import report
 from experiments.recipe import Metrics, Recipe, Run, Size
 from experiments.records import Record
 from experiments.report import Section
-from setfold.checks.gallery import EXHIBITS, Exhibit
-from setfold.checks.survey import examine
+from setfold.laws.gallery import EXHIBITS, Exhibit
+from setfold.laws.survey import examine
 
 PAPER = {
     "SlotSetEncoder, mean": "passes",

@@ -23,6 +23,7 @@ from experiments.pools import Pool, SlottedPool
 from experiments.recipe import Metrics, Task
 from experiments.tasks import sets
 from experiments.tasks.networks import linears
+from setfold.laws.wrong_way import ChunkAverage
 
 HIDDEN = 128  # of the decoder
 SMALLEST_SCALE = 0.1  # so that no NLL is below log(0.1 sqrt(2 pi)) = -1.384
@@ -346,7 +347,7 @@ def chunk_and_average_nll(
         context = pixels[:, : task.context]
         yield model.encoder(context)
         for chunk in chunks:
-            yield setfold.ChunkAverage(model.encoder, chunk)(context)
+            yield ChunkAverage(model.encoder, chunk)(context)
             yield setfold.fold(model.encoder, context.split(chunk, 1))
 
     whole, *pairs = task.nll_of(model, encodings)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import setfold
-from setfold.checks.law import difference
+from setfold.laws.law import difference
 
 
 def drawn(sets: int, size: int, count: int, generator: torch.Generator | None = None) -> Tensor:

@@ -47,7 +47,7 @@ def _options(
 def find_model(name: str, allow: list[str]) -> nn.Module:
     """A model from a file, or from an import path."""
     if ":" not in name or Path(name).exists():
-        from setfold.io.models import load
+        from setfold.core.models import load
 
         return load(name, allow=allow)
     module, _, attribute = name.partition(":")

@@ -54,7 +54,7 @@ def check(
     subject = None if model is None else find_model(model, allow or [])
     from rich.console import Console
 
-    from setfold import checks
+    from setfold.laws import check as checks
 
     console, messages = Console(), Console(stderr=True)
     with messages.status("checking the laws") if messages.is_terminal else nullcontext() as status:
@@ -85,7 +85,7 @@ def info(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Tell what is in a model or state file, without running anything in it."""
-    from setfold import files
+    from setfold.core import persist as files
 
     if file.suffix == ".arrow":
         _show(_about_states(file), as_json)
@@ -112,8 +112,8 @@ def info(
 
 def _about_states(file: Path) -> dict[str, Any]:
     """What a file of states tells of itself."""
-    from setfold.io.columns import shown_features
-    from setfold.io.states import read_provenance
+    from setfold.files.columns import shown_features
+    from setfold.files.states import read_provenance
 
     kind, sets, known = read_provenance(file)
     columns = known.columns

@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from setfold.aggregate import ATTENTION, Count, read
-from setfold.arguments import refuse_sizes, refuse_uneven
-from setfold.encoder import StreamingSetEncoder
+from setfold.core.arguments import refuse_sizes, refuse_uneven
+from setfold.core.encoder import StreamingSetEncoder
+from setfold.core.readout import ATTENTION, Count, read
+from setfold.core.state import SetState
+from setfold.core.statistic import STATISTICS, Statistics, spread
 from setfold.errors import InputError, NonFiniteError
 from setfold.kernels.precision import without_autocast
 from setfold.kernels.scores import GatedScores, Scores, folded_heads, projected_heads
 from setfold.kernels.softmax import exponentials, softmax_sums
-from setfold.state import SetState
-from setfold.statistic import STATISTICS, Statistics, spread
 
 
 class SoftmaxPool(StreamingSetEncoder):

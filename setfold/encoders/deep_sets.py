@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from setfold.aggregate import Count, parse_aggregates, read, statistics_of
-from setfold.arguments import refuse_sizes
-from setfold.composition import Composition
-from setfold.encoder import StreamingSetEncoder
-from setfold.statistic import REDUCTIONS, Statistics
+from setfold.core.arguments import refuse_sizes
+from setfold.core.composition import Composition
+from setfold.core.encoder import StreamingSetEncoder
+from setfold.core.readout import Count, parse_aggregates, read, statistics_of
+from setfold.core.statistic import REDUCTIONS, Statistics
 
 
 class Pool(StreamingSetEncoder):

@@ -7,10 +7,10 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from setfold.arguments import refuse_other_than, refuse_sizes
+from setfold.core.arguments import refuse_other_than, refuse_sizes
+from setfold.core.passes import Layer, LayeredSetEncoder
 from setfold.encoders.deep_sets import Pool
 from setfold.errors import InputError
-from setfold.passes import Layer, LayeredSetEncoder
 
 SUBTRACTED = ("max", "mean")
 

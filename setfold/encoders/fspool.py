@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
-from setfold.arguments import refuse_sizes
+from setfold.core.arguments import refuse_sizes
+from setfold.core.whole import WholeSetEncoder
 from setfold.kernels.precision import accumulator_dtype
-from setfold.whole import WholeSetEncoder
 
 
 class FSPool(WholeSetEncoder):

@@ -10,13 +10,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from setfold.absorbing import Arrivals, Groups
-from setfold.aggregate import Count
-from setfold.encoder import StreamingSetEncoder
+from setfold.core.absorb import Arrivals, Groups
+from setfold.core.encoder import StreamingSetEncoder
+from setfold.core.readout import Count
+from setfold.core.state import SetState
+from setfold.core.statistic import Statistics
 from setfold.encoders.slot_set import Prepared, SlotSetEncoder
 from setfold.errors import CancelledAttentionWarning, InputError
-from setfold.state import SetState
-from setfold.statistic import Statistics
 
 
 class HierarchicalSlotSetEncoder(StreamingSetEncoder):

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from setfold.arguments import refuse_sizes
+from setfold.core.arguments import refuse_sizes
+from setfold.core.whole import WholeSetEncoder
 from setfold.errors import InputError
 from setfold.kernels.precision import accumulator_dtype
 from setfold.kernels.tiles import tiles
-from setfold.whole import WholeSetEncoder
 
 MAX_TUPLES = 10**8  # in a batch; who asks for more has hardly counted them
 BLOCK_NUMBERS = 1 << 18  # of elements in the tuples that are looked at together

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from setfold.aggregate import VARIANCE, Count, read
-from setfold.arguments import refuse_other_than, refuse_sizes
-from setfold.encoder import StreamingSetEncoder
-from setfold.passes import Layer
-from setfold.statistic import REDUCTIONS, Statistics
+from setfold.core.arguments import refuse_other_than, refuse_sizes
+from setfold.core.encoder import StreamingSetEncoder
+from setfold.core.passes import Layer
+from setfold.core.readout import VARIANCE, Count, read
+from setfold.core.statistic import REDUCTIONS, Statistics
 
 STATISTICS_OF = ("feature", "set")
 

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from setfold.arguments import refuse_sizes, refuse_uneven
-from setfold.composition import Composition
-from setfold.encoder import StreamingSetEncoder
+from setfold.core.arguments import refuse_sizes, refuse_uneven
+from setfold.core.composition import Composition
+from setfold.core.encoder import StreamingSetEncoder
+from setfold.core.passes import Layer, LayeredSetEncoder, pooled
+from setfold.core.whole import WholeSetEncoder
 from setfold.encoders.attention_pool import SoftmaxPool
 from setfold.errors import InputError
 from setfold.kernels.scores import Scores, folded_heads, projected_heads
-from setfold.passes import Layer, LayeredSetEncoder, pooled
-from setfold.whole import WholeSetEncoder
 
 
 class MAB(nn.Module):

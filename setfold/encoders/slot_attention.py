@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from setfold.aggregate import Count
-from setfold.arguments import refuse_sizes
-from setfold.composition import Composition, apply_features
-from setfold.encoder import StreamingSetEncoder
+from setfold.core.arguments import refuse_sizes
+from setfold.core.composition import Composition, apply_features
+from setfold.core.encoder import StreamingSetEncoder
+from setfold.core.passes import MultiPassSetEncoder
+from setfold.core.readout import Count
+from setfold.core.state import SetState
+from setfold.core.statistic import Statistics
 from setfold.encoders.slot_set import SlotSetEncoder
-from setfold.passes import MultiPassSetEncoder
-from setfold.state import SetState
-from setfold.statistic import Statistics
 
 
 class SlotAttention(MultiPassSetEncoder):

@@ -11,17 +11,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize, pad
 
-from setfold.absorbing import Arrivals, Groups
-from setfold.aggregate import Count, parse_aggregates, read, statistics_of
-from setfold.arguments import refuse_other_than, refuse_sizes
-from setfold.encoder import StreamingSetEncoder
+from setfold.core.absorb import Arrivals, Groups
+from setfold.core.arguments import refuse_other_than, refuse_sizes
+from setfold.core.encoder import StreamingSetEncoder
+from setfold.core.readout import Count, parse_aggregates, read, statistics_of
+from setfold.core.state import SetState
+from setfold.core.statistic import STATISTICS, Statistics
 from setfold.errors import CancelledAttentionWarning, InputError
 from setfold.kernels.extrema import slot_extrema
 from setfold.kernels.precision import without_autocast
 from setfold.kernels.scores import ATTENTIONS, CosineScores, FoldedScores, KeyScores, Scores, weigh
 from setfold.kernels.sums import ragged_sums, slot_sums
-from setfold.state import SetState
-from setfold.statistic import STATISTICS, Statistics
 
 SLOTS = ("random", "learned")
 SIMILARITIES = ("dot", "cosine")

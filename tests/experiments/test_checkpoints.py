@@ -11,7 +11,7 @@ from torch import nn
 
 from experiments import checkpoints, records, training
 from experiments.recipe import Training
-from setfold import files
+from setfold.core import persist as files
 from tests.experiments.tiny import Line, Noise, as_torchrun, checkpoint, fit, fork, interrupt_at
 
 

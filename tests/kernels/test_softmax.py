@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from setfold.core.statistic import Softmax
 from setfold.kernels import softmax, tiles
 from setfold.kernels.scores import FoldedScores, GatedScores, KeyScores
-from setfold.statistic import Softmax
 from tests.small import TIGHT, draw
 
 WIDTH, LOGITS, HIDDEN = 5, 4, 3

@@ -9,7 +9,8 @@ import torch
 from experiments.data import features, sources, tiny_imagenet
 from experiments.data.features import Extraction
 from experiments.data.prepare import DATASETS, with_module
-from setfold import FileError, InputError, files
+from setfold import FileError, InputError
+from setfold.core import persist as files
 from tests.experiments.data.making import make_folder, make_zip, plain
 
 

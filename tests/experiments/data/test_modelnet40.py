@@ -3,7 +3,8 @@ import pytest
 import torch
 
 from experiments.data import meshes, modelnet40
-from setfold import FileError, files
+from setfold import FileError
+from setfold.core import persist as files
 from tests.experiments.data.making import SQUARE, make_folder, make_zip
 
 

@@ -6,7 +6,8 @@ import torch
 
 from experiments.data import mnist, store
 from experiments.data.prepare import DATASETS
-from setfold import FileError, files
+from setfold import FileError
+from setfold.core import persist as files
 from tests.experiments.data.making import SQUARE, make_folder, plain
 
 MAPS = Path("/proc/self/maps")

@@ -1,0 +1,57 @@
+"""The public names of setfold, each listed once: `__init__.py` imports them on first use."""
+
+from .core.composition import Composition as Composition
+from .core.composition import SlotPool as SlotPool
+from .core.encoder import SetEncoder as SetEncoder
+from .core.encoder import StreamingSetEncoder as StreamingSetEncoder
+from .core.models import load as load
+from .core.models import save as save
+from .core.passes import Layer as Layer
+from .core.passes import LayeredSetEncoder as LayeredSetEncoder
+from .core.passes import MultiPassSetEncoder as MultiPassSetEncoder
+from .core.state import SetState as SetState
+from .core.whole import WholeSetEncoder as WholeSetEncoder
+from .encoders.attention_pool import AttentionPool as AttentionPool
+from .encoders.attention_pool import GatedAttentionPool as GatedAttentionPool
+from .encoders.deep_sets import DeepSets as DeepSets
+from .encoders.deep_sets import Pool as Pool
+from .encoders.equivariant import EquivariantDeepSets as EquivariantDeepSets
+from .encoders.equivariant import EquivariantLayer as EquivariantLayer
+from .encoders.fspool import FSPool as FSPool
+from .encoders.hierarchical import HierarchicalSlotSetEncoder as HierarchicalSlotSetEncoder
+from .encoders.janossy import JanossyPool as JanossyPool
+from .encoders.set_norm import Moments as Moments
+from .encoders.set_norm import SetNorm as SetNorm
+from .encoders.set_transformer import ISAB as ISAB
+from .encoders.set_transformer import MAB as MAB
+from .encoders.set_transformer import PMA as PMA
+from .encoders.set_transformer import SAB as SAB
+from .encoders.set_transformer import FullSetTransformer as FullSetTransformer
+from .encoders.set_transformer import SeedAttention as SeedAttention
+from .encoders.set_transformer import SetTransformer as SetTransformer
+from .encoders.slot_attention import SlotAttention as SlotAttention
+from .encoders.slot_set import SlotSetEncoder as SlotSetEncoder
+from .errors import CancelledAttentionWarning as CancelledAttentionWarning
+from .errors import DescriptionError as DescriptionError
+from .errors import DistributedError as DistributedError
+from .errors import FileError as FileError
+from .errors import InputError as InputError
+from .errors import NonFiniteError as NonFiniteError
+from .errors import NotRemovableError as NotRemovableError
+from .errors import SetfoldError as SetfoldError
+from .errors import StateMismatchError as StateMismatchError
+from .files.collected import merge_states as merge_states
+from .files.collected import readout_states as readout_states
+from .files.collected import update_states as update_states
+from .files.encode import encode_sets as encode_sets
+from .files.partials import merge_partials as merge_partials
+from .files.partials import pack_partials as pack_partials
+from .files.partials import partial_states as partial_states
+from .files.partials import read_partials as read_partials
+from .files.partials import unpack_partials as unpack_partials
+from .folding.api import fold as fold
+from .folding.merge import all_merge as all_merge
+from .laws.check import check as check
+from .laws.check import check_all as check_all
+
+__version__: str

@@ -1,0 +1,1 @@
+"""What a set encoder is: states, statistics, inputs, and the base classes of every encoder."""

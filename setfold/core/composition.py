@@ -1,0 +1,178 @@
+"""features -> streaming encoder -> head: the one composition that serves all models."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from setfold.core.absorb import Arrivals, Groups
+from setfold.core.encoder import StreamingSetEncoder
+from setfold.core.readout import Count
+from setfold.core.state import SetState
+from setfold.core.statistic import Statistics
+from setfold.errors import CancelledAttentionWarning, InputError
+
+
+class Composition(StreamingSetEncoder):
+    """features (per element) -> streaming encoder -> head (on the readout); still a fold.
+
+    Args:
+        encoder: any streaming encoder.
+        features: a module applied to each element: (N, ...) -> (N, d). Where the state has a
+            context it is called as features(elements (B, n, ...), context (B, ...)) -> (B, n, d),
+            with as many contexts as there were earlier passes.
+        head: any module on the encoder's readout (B, ...).
+
+    >>> import setfold
+    >>> model = setfold.Composition(
+    ...     features=nn.Sequential(nn.Linear(3, 16), nn.ReLU()),
+    ...     encoder=setfold.SlotSetEncoder(dim_in=16, num_slots=4, dim_slot=8, dim_out=8),
+    ...     head=nn.Sequential(nn.Flatten(), nn.Linear(32, 10)),
+    ... )
+    >>> model(torch.randn(2, 100, 3)).shape
+    torch.Size([2, 10])
+    """
+
+    def __init__(
+        self,
+        encoder: StreamingSetEncoder,
+        features: nn.Module | None = None,
+        head: nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+        if not isinstance(encoder, StreamingSetEncoder):
+            raise InputError(
+                f"encoder must be a streaming set encoder; got {type(encoder).__name__}. The order is "
+                "Composition(encoder, features, head)."
+            )
+        self.features = features
+        self.encoder = encoder
+        self.head = head
+        self.dim_in = encoder.dim_in if features is None else None
+        self.aggregates = encoder.aggregates
+        self.slot_dims = encoder.slot_dims
+        self.slot_axis = encoder.slot_axis if head is None else None
+        self.slots_cancel = encoder.slots_cancel and head is None
+        self.defers = encoder.defers
+        self.own_slots_at_once = encoder.own_slots_at_once
+        self.sums_show_all = encoder.sums_show_all and features is None  # features may hide it
+        if encoder.slots_cancel and _begins_with_pool(head):
+            warnings.warn(
+                "attention cancels: the weights of an element sum to 1 over the slots, so adding up or "
+                "averaging slots that hold sums or means leaves a plain sum, and slots, queries "
+                "and keys have no effect. Keep the slots apart (nn.Flatten as the head), or use "
+                'aggregate="weighted_mean" or "max".',
+                CancelledAttentionWarning,
+                stacklevel=2,
+            )
+
+    @property
+    def has_features(self) -> bool:
+        return self.features is not None or self.encoder.has_features
+
+    def identity(self, batch_size: int, frame: tuple[Tensor, ...]) -> Statistics:
+        return self.encoder.identity(batch_size, frame)
+
+    def absorb(self, elements: Tensor, mask: Tensor | None, prepared: Any) -> Statistics:
+        return self.encoder.absorb(elements, mask, prepared)
+
+    def absorb_groups(self, elements: Tensor, groups: Groups, prepared: Any) -> Arrivals | None:
+        return self.encoder.absorb_groups(elements, groups, prepared)
+
+    def finish(self, statistics: Statistics, count: Count, frame: tuple[Tensor, ...]) -> Tensor:
+        encoding = self.encoder.finish(statistics, count, frame)
+        return encoding if self.head is None else self.head(encoding)
+
+    def draw_frame(
+        self, num_slots: int | None, generator: torch.Generator | None
+    ) -> tuple[Tensor, ...]:
+        return self.encoder.draw_frame(num_slots, generator)
+
+    def prepare(self, frame: tuple[Tensor, ...]) -> Any:
+        return self.encoder.prepare(frame)
+
+    def featurize(
+        self, elements: Tensor, mask: Tensor | None, context: tuple[Tensor, ...]
+    ) -> Tensor:
+        found = elements
+        if self.features is not None:
+            found = apply_features(self.features, elements, mask, context)
+        width = self.encoder.dim_in
+        if width is not None and found.shape[2:] != (width,):
+            raise InputError(
+                f"the features put out {tuple(found.shape[2:])} for each element; the "
+                f"{type(self.encoder).__name__} takes ({width},)."
+            )
+        return self.encoder.featurize(found, mask, context if self.features is None else ())
+
+    def weigh(self, elements: Tensor, state: SetState) -> Tensor:
+        return self.encoder.weigh(elements, state)
+
+    def shaping_modules(self) -> tuple[nn.Module, ...]:
+        features = () if self.features is None else (self.features,)
+        return (*features, *self.encoder.shaping_modules())
+
+
+class SlotPool(nn.Module):
+    """A head that adds up or averages slots, (B, K, p) -> (B, p), as most of the paper does.
+
+    Args:
+        reduce: "mean" or "sum".
+
+    >>> SlotPool("sum")(torch.ones(2, 4, 3)).shape
+    torch.Size([2, 3])
+    """
+
+    def __init__(self, reduce: str = "mean") -> None:
+        super().__init__()
+        if reduce not in ("mean", "sum"):
+            raise InputError(f"reduce must be 'mean' or 'sum'; got {reduce!r}.")
+        self.reduce = reduce
+
+    def forward(self, encoding: Tensor) -> Tensor:
+        return encoding.mean(1) if self.reduce == "mean" else encoding.sum(1)
+
+
+def apply_features(
+    features: nn.Module, elements: Tensor, mask: Tensor | None, context: tuple[Tensor, ...] = ()
+) -> Tensor:
+    """Features (B, n, d) of elements (B, n, ...), zeros where the mask hides one.
+
+    Args:
+        features: (N, ...) -> (N, d), or with a context (B, n, ...), *context -> (B, n, d).
+        elements: (B, n, ...).
+        mask: (B, n), True where present, or None.
+        context: what the elements look at besides themselves, each (B, ...).
+    """
+    if mask is None or mask.shape[1] == 0:
+        if context:
+            return features(elements, *context)
+        return features(elements.flatten(0, 1)).unflatten(0, elements.shape[:2])
+    if not context and not torch.compiler.is_compiling():
+        # features may make anything of what is not there, so they do not see it
+        made = features(elements[mask])
+        return made.new_zeros(*mask.shape, *made.shape[1:]).index_put((mask,), made)
+    # whole sets are needed, so something must stand in for what is hidden
+    found = apply_features(features, _with_stand_ins(elements, mask), None, context)
+    return found.masked_fill(~mask.unsqueeze(-1), 0)
+
+
+def _with_stand_ins(elements: Tensor, mask: Tensor) -> Tensor:
+    """Elements (B, n, ...) whose hidden ones are replaced by one of their set that is present."""
+    sets = torch.arange(mask.shape[0], device=mask.device)
+    some = elements[sets, mask.to(torch.uint8).argmax(1)].unsqueeze(1)
+    hidden = ~mask.reshape(*mask.shape, *(1,) * (elements.dim() - 2))
+    return torch.where(hidden, some, elements)
+
+
+def _begins_with_pool(head: nn.Module | None) -> bool:
+    """Whether slots are added up before anything that is not linear happens to them."""
+    if isinstance(head, nn.Sequential):
+        for module in head:
+            if not isinstance(module, nn.Linear | nn.Identity):
+                return _begins_with_pool(module)
+        return False
+    return isinstance(head, SlotPool)

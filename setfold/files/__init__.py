@@ -1,0 +1,1 @@
+"""Encode sets that are stored in files, within a memory bound."""

@@ -1,0 +1,247 @@
+"""From record batches to elements: what a row of a file becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from setfold.errors import InputError
+from setfold.files.columns import Columns, Feature, is_list, parse_features
+
+__all__ = ["BadRow", "Columns", "Feature", "Rows", "parse_features", "rows_of"]
+
+BLOCK = 8192  # rows that are laid out at a time; more do not stay in the cache
+
+
+class BadRow(NamedTuple):
+    """A row that cannot be an element, and why."""
+
+    row: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What a batch holds: elements, and the sets that they belong to.
+
+    Args:
+        sets: the id of each element's set, without nulls; None where the file is one set.
+        elements: `(n, d)`, C-contiguous; possibly a view of the batch, so do not write to it.
+        bad: rows that were left out, in order.
+        read: how many rows the batch had, good and bad.
+        first: the number of the batch's first row in its file.
+        kept: for each element its row in the batch; None if that is 0, 1, 2, ...
+        empty: of rows that are exploded and hold no element, the sets' ids, or else the rows' numbers.
+    """
+
+    sets: pa.Array | None
+    elements: np.ndarray
+    bad: tuple[BadRow, ...]
+    read: int
+    first: int
+    kept: np.ndarray | None
+    empty: pa.Array | None = None
+
+    @property
+    def numbers(self) -> np.ndarray:
+        """For each element, the row of the file that it stands in."""
+        if self.kept is None:
+            return np.arange(self.first, self.first + len(self.elements))
+        return self.first + self.kept
+
+
+def rows_of(
+    batch: pa.RecordBatch,
+    columns: Columns,
+    *,
+    first: int,
+    dtype: np.dtype,
+    width: int | None,
+    partition: Mapping[str, str],
+) -> Rows:
+    """The elements of a batch, and the rows that are none.
+
+    Args:
+        batch: the columns that `columns.needed` names.
+        columns: what is what.
+        first: the number of the batch's first row in its file.
+        dtype: what the elements shall be. Factors are applied in float64, before.
+        width: how many numbers an element has; None to take the first row's word for it.
+        partition: the key=value parts of the file's path.
+
+    >>> batch = pa.record_batch({"event": [7, 7, 8], "x": [1.0, None, 3.0], "y": [4, 5, 6]})
+    >>> rows = rows_of(
+    ...     batch, Columns(None, "event"), first=0, dtype=np.dtype("f4"), width=2, partition={}
+    ... )
+    >>> rows.sets.to_pylist(), rows.elements.tolist(), rows.bad
+    ([7, 8], [[1.0, 4.0], [3.0, 6.0]], (BadRow(row=1, reason="column 'x' is null"),))
+    """
+    features = columns.chosen(batch.schema)
+    sets = None
+    if columns.set is not None and columns.set in batch.schema.names:
+        sets = _decoded(batch.column(columns.set)).cast(columns.set_type(batch.schema, partition))
+    arrays = [_decoded(batch.column(feature.name)) for feature in features]
+    draft = _Draft([feature.name for feature in features], arrays, columns.set or "", sets)
+    draft.drop_nulls()
+    if columns.explode:
+        draft.explode()
+        draft.drop_nulls()
+    draft.drop_other_widths(width)
+    elements = _matrix(draft.arrays, [feature.factor for feature in features], dtype)
+    if width is not None and elements.shape[1] != width:
+        if len(elements):
+            raise InputError(
+                f"elements have {elements.shape[1]} numbers ({', '.join(draft.names)}); expected {width}."
+            )
+        elements = np.empty((0, width), dtype)
+    if draft.sets is None and columns.set is not None:
+        value = pa.scalar(partition[columns.set]).cast(columns.set_type(batch.schema, partition))
+        draft.sets = pa.repeat(value, len(elements))
+    bad = tuple(BadRow(first + row, reason) for row, reason in sorted(draft.reasons.items()))
+    rows = Rows(draft.sets, elements, bad, batch.num_rows, first, draft.kept)
+    if not columns.explode:
+        return rows
+    hollow = draft.hollow
+    if columns.set is None:
+        return replace(rows, sets=pa.array(rows.numbers), empty=pa.array(first + hollow))
+    if sets is None:
+        return replace(rows, empty=pa.repeat(value, len(hollow)))
+    return replace(rows, empty=sets.take(pa.array(hollow)))
+
+
+def _decoded(array: pa.Array) -> pa.Array:
+    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+
+
+@dataclass
+class _Draft:
+    """Elements while they are being checked: what is bad is dropped, with all else of its row."""
+
+    names: list[str]
+    arrays: list[pa.Array]
+    set_name: str
+    sets: pa.Array | None
+    kept: np.ndarray | None = None  # for each element its row in the batch; None for 0, 1, 2, ...
+    reasons: dict[int, str] = field(default_factory=dict)
+    hollow: np.ndarray = field(
+        default_factory=lambda: np.empty(0, np.int64)
+    )  # rows without elements
+
+    def drop_nulls(self) -> None:
+        """Drop rows with a null in the set's id, in a feature, or inside a feature's list."""
+        named = list(zip(self.names, self.arrays, strict=True))
+        if self.sets is not None:
+            named.insert(0, (self.set_name, self.sets))
+        for name, array in named:
+            if array.null_count:
+                self._blame(np.flatnonzero(array.is_null()), f"column {name!r} is null")
+            if is_list(array.type) and (values := array.flatten()).null_count:
+                places = _owners(array)[np.flatnonzero(values.is_null())]
+                self._blame(places, f"column {name!r} has a null in its list")
+        self._drop()
+
+    def explode(self) -> None:
+        """Make an element of each place in the lists of a row."""
+        listed = [place for place, array in enumerate(self.arrays) if is_list(array.type)]
+        lengths = [_lengths(self.arrays[place]) for place in listed]
+        for place, others in zip(listed[1:], lengths[1:], strict=True):
+            unequal = np.flatnonzero(others != lengths[0])
+            names = f"{self.names[listed[0]]!r} and {self.names[place]!r}"
+            self._blame(unequal, f"the lists of columns {names} differ in length")
+        self._drop()
+        rows = np.arange(len(self.arrays[0])) if self.kept is None else self.kept
+        self.hollow = rows[_lengths(self.arrays[listed[0]]) == 0]
+        owners = _owners(self.arrays[listed[0]])
+        self.arrays = [a.flatten() if is_list(a.type) else a.take(owners) for a in self.arrays]
+        self.sets = self.sets if self.sets is None else self.sets.take(owners)
+        self.kept = owners if self.kept is None else self.kept[owners]
+
+    def drop_other_widths(self, width: int | None) -> None:
+        """Drop rows whose lists are not as long as they should be.
+
+        Args:
+            width: how many numbers an element has, in all its columns; None for as many as the first.
+        """
+        lists = [array for array in self.arrays if is_list(array.type)]
+        if all(pa.types.is_fixed_size_list(array.type) for array in lists) or not len(lists[0]):
+            return
+        lengths = np.stack([_lengths(array) for array in lists], axis=1)
+        totals = lengths.sum(axis=1) + (len(self.arrays) - len(lists))
+        if width is None:
+            width = int(totals[0])
+        fitting = np.flatnonzero(totals == width)
+        model = lengths[fitting[0]] if len(fitting) else -1
+        wrong = np.flatnonzero((lengths != model).any(axis=1))
+        for total in np.unique(totals[wrong]).tolist():
+            reason = f"the row has {total} numbers; expected {width}"
+            if total == width:
+                reason = "the row's lists are not as long as in other rows"
+            self._blame(wrong[totals[wrong] == total], reason)
+        self._drop()
+
+    def _blame(self, places: np.ndarray, reason: str) -> None:
+        """Note why the rows of these elements are bad, unless something was wrong before."""
+        rows = places if self.kept is None else self.kept[places]
+        for row in rows.tolist():
+            self.reasons.setdefault(row, reason)
+
+    def _drop(self) -> None:
+        """Drop all elements of rows that something was said against."""
+        if not self.reasons:
+            return
+        rows = np.arange(len(self.arrays[0])) if self.kept is None else self.kept
+        good = ~np.isin(rows, list(self.reasons))
+        if not good.all():
+            self.arrays = [array.filter(good) for array in self.arrays]
+            self.sets = self.sets if self.sets is None else self.sets.filter(good)
+            self.kept = rows[good]
+
+
+def _lengths(array: pa.Array) -> np.ndarray:
+    """How long each list is; a null is as long as what `flatten` makes of it."""
+    return pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
+
+
+def _owners(array: pa.Array) -> np.ndarray:
+    """For each value in `flatten`, the place of the list that it stood in."""
+    return np.repeat(np.arange(len(array)), _lengths(array))
+
+
+def _matrix(arrays: Sequence[pa.Array], factors: Sequence[float], dtype: np.dtype) -> np.ndarray:
+    """Columns side by side, each times its factor; without a copy where one has it all."""
+    blocks = [_block(array) for array in arrays]
+    if len(blocks) == 1 and blocks[0].dtype == dtype and factors[0] == 1:
+        return np.ascontiguousarray(blocks[0] if blocks[0].ndim == 2 else blocks[0][:, None])
+    ends = np.cumsum([block.shape[1] if block.ndim == 2 else 1 for block in blocks]).tolist()
+    # A plain column goes to a number, not to a slice: numpy copies that twice as fast.
+    targets = [
+        slice(end - block.shape[1], end) if block.ndim == 2 else end - 1
+        for block, end in zip(blocks, ends, strict=True)
+    ]
+    size = len(blocks[0])
+    matrix = np.empty((size, ends[-1]), dtype)
+    with np.errstate(over="ignore"):  # what is too large becomes infinite, and is found as that
+        for start in range(0, size, BLOCK):
+            part = slice(start, start + BLOCK)
+            for block, factor, target in zip(blocks, factors, targets, strict=True):
+                numbers = block[part]
+                if factor != 1:
+                    numbers = np.multiply(numbers, factor, dtype=np.float64)
+                matrix[part, target] = numbers
+    return matrix
+
+
+def _block(array: pa.Array) -> np.ndarray:
+    """The numbers of a column without nulls, `(n,)`, or of one of lists of one length, `(n, d)`."""
+    if is_list(array.type):
+        size = len(array)
+        numbers = _block(array.flatten())
+        return numbers.reshape(size, len(numbers) // max(size, 1))
+    if pa.types.is_decimal(array.type) or pa.types.is_null(array.type):
+        array = array.cast(pa.float64())
+    return array.to_numpy(zero_copy_only=False)

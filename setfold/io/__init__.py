@@ -1,1 +1,0 @@
-"""What comes out of files and goes into them."""

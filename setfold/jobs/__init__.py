@@ -1,1 +1,0 @@
-"""Whole jobs on files: encode, update, merge, read out; within a bound of memory, and restartable."""

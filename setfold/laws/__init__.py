@@ -1,0 +1,1 @@
+"""The laws of a fold, as checks that run on any model."""

@@ -1,0 +1,56 @@
+"""A fold in another process, for the law that states made there merge here."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from setfold.core import persist as files
+from setfold.core.models import describe, foreign_names, load, save
+from setfold.core.state import SetState
+from setfold.errors import DescriptionError, SetfoldError
+
+MODEL, ELEMENTS, STATE = "model.safetensors", "elements.safetensors", "state.safetensors"
+TIMEOUT = 300  # seconds
+
+
+def fold_in_another_process(model: Any, elements: Tensor, frame: tuple[Tensor, ...]) -> SetState:
+    """Save the model, let a new interpreter load it and fold the elements, and load the state."""
+    allow = sorted(foreign_names(describe(model)))
+    if any(name.startswith("__main__.") for name in allow):
+        raise DescriptionError(
+            f"{', '.join(allow)} lives in the script that runs, which no other process can import."
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        save(model, Path(folder, MODEL))
+        tensors = {"elements": elements} | {f"slots.{i}": s for i, s in enumerate(frame)}
+        description = {"allow": allow, "training": model.training}
+        files.write(Path(folder, ELEMENTS), "chunk", tensors, description)
+        command = [sys.executable, "-m", "setfold.laws.elsewhere", folder]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            raise SetfoldError(f"the other process failed: {last}")
+        return SetState.load(Path(folder, STATE))
+
+
+def _fold_here(folder: Path) -> None:
+    """What the other process does."""
+    torch.set_num_threads(1)
+    _, tensors, description = files.read(folder / ELEMENTS, "chunk")
+    model: Any = load(folder / MODEL, allow=description["allow"]).train(description["training"])
+    elements = tensors.pop("elements")
+    slots = [tensors[f"slots.{i}"] for i in range(len(tensors))]
+    with torch.no_grad():
+        empty = model.initial_state(elements.shape[0], **({"slots": slots} if slots else {}))
+        model.update(empty, elements).save(folder / STATE)
+
+
+if __name__ == "__main__":
+    _fold_here(Path(sys.argv[1]))

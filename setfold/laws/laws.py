@@ -1,0 +1,287 @@
+"""The laws of a fold, each a few lines that can be broken.
+
+A law takes a model and a case, a random situation, and yields pairs of tensors that must agree.
+All states of one law begin from one empty state, so that slots drawn at random are the same.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from setfold.core.encoder import SetEncoder
+from setfold.core.state import SetState
+from setfold.core.statistic import STATISTICS
+from setfold.folding.api import fold
+from setfold.laws.elsewhere import fold_in_another_process
+from setfold.laws.law import LAWS as LAWS  # all of them, once this module has run
+from setfold.laws.law import Case, Model, Pair, folds, law, streams, takes
+
+
+def _begun_like(model: Model, state: Any) -> Any:
+    """An empty state of one set with the slots of another state."""
+    frame = getattr(state, "frame", ())
+    return model.initial_state(1, slots=frame) if frame else model.initial_state(1)
+
+
+def folded(model: Model, empty: SetState, chunks: Sequence[Tensor]) -> SetState:
+    """Absorb chunks one after the other."""
+    return reduce(model.update, chunks, empty)
+
+
+def whole(model: Model, empty: SetState, case: Case) -> Tensor:
+    """The encoding of the whole set in one go: what every fold must give."""
+    return model.readout(model.update(empty, case.elements))
+
+
+@law("identity", "Merging with the empty state changes nothing, on either side.")
+def identity(model: Model, case: Case) -> Iterator[Pair]:
+    empty = model.initial_state(case.batch_size)
+    state = model.update(empty, case.elements)
+    expected = model.readout(state)
+    yield model.readout(state.merge(empty)), expected
+    yield model.readout(empty.merge(state)), expected
+
+
+@law("associativity", "(a + b) + c = a + (b + c).")
+def associativity(model: Model, case: Case) -> Iterator[Pair]:
+    empty = model.initial_state(case.batch_size)
+    thirds = case.elements.tensor_split(3, 1)
+    a, b, c = (model.update(empty, third) for third in thirds)
+    yield model.readout(a.merge(b).merge(c)), model.readout(a.merge(b.merge(c)))
+    yield model.readout(a.merge(b).merge(c)), whole(model, empty, case)
+
+
+@law("commutativity", "a + b = b + a.")
+def commutativity(model: Model, case: Case) -> Iterator[Pair]:
+    empty = model.initial_state(case.batch_size)
+    a, b = (model.update(empty, half) for half in case.elements.tensor_split(2, 1))
+    yield model.readout(a.merge(b)), model.readout(b.merge(a))
+
+
+@law("any partition", "Chunks of any sizes in any order give what the whole set gives.", folds)
+def partition(model: Model, case: Case) -> Iterator[Pair]:
+    if streams(model):
+        yield fold(model, case.chunks), model(case.elements)
+        return
+    empty = model.initial_state(case.batch_size)
+    expected = whole(model, empty, case)
+    yield model.readout(folded(model, empty, case.chunks)), expected
+    states = [model.update(empty, chunk) for chunk in case.chunks]
+    yield model.readout(reduce(lambda a, b: a.merge(b), states)), expected
+
+
+@law("forward", "Calling the encoder is beginning, absorbing and reading out.")
+def forward(model: Model, case: Case) -> Iterator[Pair]:
+    def seeded(function: Callable[[], Tensor]) -> Tensor:
+        with torch.random.fork_rng(devices=[]):  # slots that are drawn must be drawn alike
+            torch.manual_seed(case.seed)
+            return function()
+
+    verbs = seeded(lambda: whole(model, model.initial_state(case.batch_size), case))
+    yield seeded(lambda: model(case.elements)), verbs
+
+
+@law("permutation", "The order of the elements does not matter.", obstacle=lambda model: None)
+def permutation(model: Model, case: Case) -> Iterator[Pair]:
+    shuffled = case.elements[:, case.permutation]
+    if streams(model):
+        yield model(shuffled), model(case.elements)
+        return
+    empty = model.initial_state(case.batch_size)
+    yield model.readout(model.update(empty, shuffled)), whole(model, empty, case)
+
+
+def _slots_apart(model: Model) -> str | None:
+    if streams(model):
+        return streams(model)
+    return None if getattr(model, "slot_axis", None) is not None else "keeps no slots apart"
+
+
+@law("slot equivariance", "Permuting the slots permutes the encoding.", obstacle=_slots_apart)
+def slot_equivariance(model: Model, case: Case) -> Iterator[Pair]:
+    frame = model.initial_state(case.batch_size).frame
+    expected = whole(model, model.initial_state(case.batch_size, slots=frame), case)
+    draw = torch.Generator().manual_seed(case.seed)
+    for level, slots in enumerate(frame):
+        order = torch.randperm(slots.shape[1], generator=draw).to(slots.device)
+        moved = [s[:, order] if i == level else s for i, s in enumerate(frame)]
+        found = whole(model, model.initial_state(case.batch_size, slots=moved), case)
+        last = level == len(frame) - 1  # the slots of a lower level are a set to the next one
+        yield found, expected.index_select(model.slot_axis, order) if last else expected
+
+
+@law("mask", "A masked element is an absent one, whatever it holds.", obstacle=takes("mask"))
+def mask_is_absence(model: Model, case: Case) -> Iterator[Pair]:
+    # a model that is none of ours promises less: finite padding must do
+    ours = isinstance(model, SetEncoder) or not streams(model)
+    padding = torch.nan if ours else 7.0
+    padded = case.elements.masked_fill(~case.mask.unsqueeze(-1), padding)
+    for number in range(case.batch_size):
+        one = slice(number, number + 1)
+        present = case.elements[one][:, case.mask[number]]
+        if streams(model):
+            if present.shape[1]:  # not every such model knows what to make of an empty set
+                yield model(padded[one], mask=case.mask[one]), model(present)
+            continue
+        empty = model.initial_state(1)
+        expected = model.readout(model.update(empty, present))
+        found = model.update(empty, padded[one], mask=case.mask[one])
+        yield model.readout(found), expected
+
+
+@law("ragged", "A ragged batch is what its sets are one by one.", obstacle=takes("index"))
+def ragged_is_dense(model: Model, case: Case) -> Iterator[Pair]:
+    draw = torch.Generator().manual_seed(case.seed)
+    sets = torch.arange(case.batch_size, device=case.elements.device)
+    index = sets[:, None].expand(case.mask.shape)[case.mask]
+    rows = case.elements[case.mask]
+    order = torch.randperm(len(rows), generator=draw).to(rows.device)
+    alone = [e[m].unsqueeze(0) for e, m in zip(case.elements, case.mask, strict=True)]
+    if streams(model):
+        found = model(rows[order], index=index[order], batch_size=case.batch_size)
+        expected = [model(one) for one in alone]
+    else:
+        empty = model.initial_state(case.batch_size)
+        found = model.readout(model.update(empty, rows[order], index=index[order]))
+        expected = [model.readout(model.update(_begun_like(model, empty), one)) for one in alone]
+    for number, one in enumerate(expected):
+        yield found[number : number + 1], one
+
+
+def _removes(model: Model) -> str | None:
+    if streams(model):
+        return streams(model)
+    if not hasattr(model, "remove"):
+        return "has no remove"
+    names = {a.statistic for a in getattr(model, "aggregates", ())}
+    kept = sorted(name for name in names if not STATISTICS[name].removable)
+    return f"what it keeps cannot forget: {', '.join(kept)}" if kept else None
+
+
+@law("removal", "Removing what was added undoes it.", obstacle=_removes)
+def remove_undoes_update(model: Model, case: Case) -> Iterator[Pair]:
+    empty = model.initial_state(case.batch_size)
+    half, rest = case.elements.tensor_split(2, 1)
+    before = model.update(empty, half)
+    back = model.remove(model.update(before, rest), rest)
+    yield model.readout(back), model.readout(before)
+    yield model.readout(model.remove(back, half)), model.readout(empty)
+
+
+@law("inputs unchanged", "Neither update nor merge changes what it is given.")
+def inputs_unchanged(model: Model, case: Case) -> Iterator[Pair]:
+    empty = model.initial_state(case.batch_size)
+    elements = case.elements.clone()
+    state = model.update(empty, elements)
+    expected = model.readout(state).clone()
+    other = model.update(state, elements)
+    state.merge(other)
+    yield model.readout(state), expected
+    yield elements, case.elements
+    elements.zero_()  # a state must not live off the caller's memory either
+    yield model.readout(state), expected
+
+
+@law("readout repeatable", "Reading out changes nothing, and gives the same again.")
+def readout_repeatable(model: Model, case: Case) -> Iterator[Pair]:
+    state = model.update(model.initial_state(case.batch_size), case.elements)
+    first = model.readout(state).clone()
+    yield model.readout(state), first
+    again = model.update(state, case.elements[:, :0])
+    yield model.readout(again), first
+
+
+@law("update after merge", "A merged state absorbs on.")
+def update_after_merge(model: Model, case: Case) -> Iterator[Pair]:
+    empty = model.initial_state(case.batch_size)
+    first, second, third = case.elements.tensor_split(3, 1)
+    merged = model.update(empty, first).merge(model.update(empty, second))
+    yield model.readout(model.update(merged, third)), whole(model, empty, case)
+
+
+def _saves(model: Model) -> str | None:
+    if streams(model):
+        return streams(model)
+    return None if hasattr(model.initial_state(1), "save") else "its states have no save"
+
+
+@law("save and load", "A state that was written and read is as before.", obstacle=_saves)
+def save_and_load(model: Model, case: Case) -> Iterator[Pair]:
+    empty = model.initial_state(case.batch_size)
+    a, b = (model.update(empty, half) for half in case.elements.tensor_split(2, 1))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "state.safetensors"
+        a.save(path)
+        again = type(a).load(path)
+    yield model.readout(again), model.readout(a)
+    yield model.readout(again.merge(b)), model.readout(a.merge(b))
+
+
+@law("two processes", "States made in different processes merge.", obstacle=_saves, once=True)
+def two_processes(model: Model, case: Case) -> Iterator[Pair]:
+    empty = model.initial_state(case.batch_size)
+    here, there = case.elements.tensor_split(2, 1)
+    state = fold_in_another_process(model, there, getattr(empty, "frame", ()))
+    yield model.readout(model.update(empty, here).merge(state)), whole(model, empty, case)
+
+
+@law("equal gradients", "Every partition has the gradients of the whole set.", folds, slack=10)
+def equal_gradients(model: Model, case: Case) -> Iterator[Pair]:
+    def encode(elements: Tensor, chunked: bool) -> Tensor:
+        pieces = elements.split(list(case.lengths), 1) if chunked else (elements,)
+        if streams(model):
+            return fold(model, pieces) if chunked else model(elements)
+        empty = model.initial_state(case.batch_size, **same_slots)
+        return model.readout(folded(model, empty, pieces))
+
+    def gradients(chunked: bool) -> list[Tensor]:
+        elements = case.elements.clone().requires_grad_()
+        with torch.enable_grad():
+            encoding = encode(elements, chunked)
+            draw = torch.Generator().manual_seed(case.seed)
+            weight = torch.randn(encoding.shape, generator=draw).to(encoding)
+            loss = (weight * encoding).sum() / max(1, case.elements.shape[1])
+        wanted = [elements, *(p for p in model.parameters() if p.requires_grad)]
+        if not loss.requires_grad:  # nothing was seen, so nothing depends on anything
+            return [torch.zeros_like(w) for w in wanted]
+        found = torch.autograd.grad(loss, wanted, allow_unused=True)
+        return [torch.zeros_like(w) if f is None else f for w, f in zip(wanted, found, strict=True)]
+
+    frame = () if streams(model) else getattr(model.initial_state(case.batch_size), "frame", ())
+    same_slots = {"slots": [slots.detach() for slots in frame]} if frame else {}
+    found, expected = gradients(chunked=True), gradients(chunked=False)
+    scale = max((float(e.abs().max()) for e in expected if e.numel()), default=0.0)
+    unit = case.elements.new_tensor(
+        [scale]
+    )  # gradients that are noise beside the others may differ
+    for f, e in zip(found, expected, strict=True):
+        yield torch.cat([f.flatten(), unit]), torch.cat([e.flatten(), unit])
+
+
+def _has_encodings_of_nothing(model: Model) -> str | None:
+    return None if isinstance(model, SetEncoder) else streams(model)
+
+
+@law(
+    "empty set",
+    "An empty set has an encoding: finite, and zero before any head.",
+    obstacle=_has_encodings_of_nothing,
+)
+def empty_set(model: Model, case: Case) -> Iterator[Pair]:
+    nothing = case.elements[:, :0]
+    if streams(model):
+        encoding = model(nothing)
+    else:
+        empty = model.initial_state(case.batch_size)
+        encoding = model.readout(empty)
+        yield model.readout(model.update(empty, nothing)), encoding
+    yield encoding.isfinite(), torch.ones_like(encoding, dtype=torch.bool)
+    if getattr(model, "head", None) is None:
+        yield encoding, torch.zeros_like(encoding)

@@ -1,0 +1,252 @@
+"""Tables of states and the store that keeps them, against a dictionary of states and plain loops."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+import setfold
+from setfold.files.tables.runs import in_order, read_run, write_run
+from setfold.files.tables.spill import BUCKETS, append, bucket_of, divided, shorten, tables_in
+from setfold.files.tables.store import Store
+from setfold.files.tables.table import (
+    RowTable,
+    StateTable,
+    absorbed,
+    from_arrow,
+    merged,
+    read_out,
+    state_bytes,
+)
+from tests.small import TIGHT, draw, make
+
+ENCODERS = [
+    make(aggregate="mean"),
+    make(aggregate=["weighted_mean", "max"]),
+    make(aggregate="min", slots="learned"),
+    setfold.AttentionPool(3, 2, dim_out=6).double().eval(),
+    setfold.Moments(3).double().eval(),
+]
+
+
+def rows(names, seed=0):
+    return pa.array(names), draw(len(names), 3, seed=seed)
+
+
+def by_hand(encoder, batches):
+    """Each set's encoding, from all its elements at once."""
+    found = {}
+    for sets, elements in batches:
+        for name, element in zip(sets.to_pylist(), elements, strict=True):
+            found.setdefault(name, []).append(element)
+    return {name: encoder(torch.stack(each).unsqueeze(0)) for name, each in found.items()}
+
+
+def assert_by_hand(encoder, tables, batches):
+    expected = by_hand(encoder, batches)
+    names = [name for table in tables for name in table.sets.to_pylist()]
+    assert len(names) == len(set(names))
+    assert set(names) == set(expected)
+    for table in tables:
+        assert table.sets.to_pylist() == sorted(table.sets.to_pylist())
+        found = encoder.readout(table.state)
+        for number, name in enumerate(table.sets.to_pylist()):
+            assert_close(found[number : number + 1], expected[name], **TIGHT)
+
+
+@pytest.mark.parametrize("encoder", ENCODERS, ids=lambda e: type(e).__name__)
+@given(data=st.data())
+def test_a_store_holds_what_its_sets_are_made_of(encoder, data, tmp_path_factory):
+    names = st.lists(st.integers(0, 30), min_size=1, max_size=12)
+    lists = data.draw(st.lists(names, min_size=1, max_size=8))
+    batches = [rows(batch, seed) for seed, batch in enumerate(lists)]
+    budget = data.draw(st.sampled_from([1, 8, 40, 10_000])) * 4 * state_bytes(encoder)
+    store = Store(encoder, tmp_path_factory.mktemp("store"), budget)
+    with torch.no_grad():
+        for sets, elements in batches:
+            store.add(absorbed(encoder, sets, elements))
+        tables = list(store.drain())
+    assert_by_hand(encoder, tables, batches)
+    assert not store.files()
+
+
+def test_small_sets_are_kept_as_rows_and_large_ones_as_states():
+    encoder = make()
+    many, few = pa.array(range(50)), pa.array([1] * 50)
+    assert isinstance(absorbed(encoder, many, draw(50, 3)), RowTable)
+    assert isinstance(absorbed(encoder, few, draw(50, 3)), StateTable)
+    large = absorbed(encoder, pa.array(list(range(50)) * 40), draw(2000, 3))
+    assert isinstance(large, StateTable)
+    assert large.nbytes <= draw(2000, 3).nbytes + large.sets.nbytes
+
+
+def test_rows_that_are_kept_are_finite():
+    elements = draw(50, 3)
+    elements[7, 1] = torch.nan
+    with pytest.raises(setfold.NonFiniteError):
+        absorbed(make(), pa.array(range(50)), elements)
+
+
+def test_merging_is_the_same_however_many_at_a_time():
+    encoder = make(aggregate=["mean", "max"])
+    tables = [StateTable.of(encoder, *rows([1, 2, 3, number], number)) for number in range(6)]
+    at_once = merged(tables)
+    in_turn = tables[0]
+    for table in tables[1:]:
+        in_turn = merged([in_turn, table])
+    assert at_once.sets.equals(in_turn.sets)
+    for one, other in zip(
+        at_once.state.tensors().values(), in_turn.state.tensors().values(), strict=True
+    ):
+        assert torch.equal(one, other)
+
+
+def test_tables_of_other_models_are_refused():
+    one, other = (StateTable.of(make(seed), *rows([1, 2])) for seed in (0, 1))
+    with pytest.raises(setfold.StateMismatchError, match="weights"):
+        merged([one, other])
+
+
+@pytest.mark.parametrize("encoder", ENCODERS, ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize("names", [[3, 1, 2], ["b", "ä", ""], [b"\x00", b"a", b""]])
+def test_arrow_and_back(encoder, names):
+    table = StateTable.of(encoder, *rows(names))
+    again = from_arrow(table.to_arrow())
+    assert again.sets.equals(table.sets)
+    assert encoder.readout(again.state).equal(encoder.readout(table.state))
+    assert again.nbytes == table.nbytes
+    rest = from_arrow(table.to_arrow().slice(1))
+    assert encoder.readout(rest.state).equal(encoder.readout(table.state[1:]))
+
+
+def test_rows_to_arrow_and_back():
+    table = RowTable(*rows(["a", "b"]))
+    again = from_arrow(table.to_arrow())
+    assert again.sets.equals(table.sets)
+    assert again.elements.equal(table.elements)
+
+
+def test_a_table_that_names_sets_several_times():
+    encoder = make()
+    batches = [rows([1, 2, 1], 0), rows([2, 3], 1), rows([1], 2)]
+    arrow = pa.concat_tables([StateTable.of(encoder, *b).to_arrow() for b in batches])
+    parts = StateTable.all_from_arrow(arrow)
+    assert [part.sets.to_pylist() for part in parts] == [[1, 2, 3], [2, 1]]
+    assert_by_hand(encoder, [merged(parts).sorted()], batches)
+
+
+def test_foreign_tables_are_refused():
+    with pytest.raises(setfold.FileError, match="none of setfold's"):
+        from_arrow(pa.table({"set": [1]}))
+
+
+def test_encodings_come_with_set_and_count():
+    encoder = make()
+    table = StateTable.of(encoder, *rows(["b", "a", "b"]))
+    (found,) = read_out(encoder, table)
+    assert found["set"].to_pylist() == ["b", "a"]
+    assert found["count"].to_pylist() == [2, 1]
+    assert np.allclose(
+        found["encoding"].to_pylist(), encoder.readout(table.state).detach().flatten(1)
+    )
+
+
+# ---- buckets and files -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", [0, 1, 4])
+@pytest.mark.parametrize(
+    "sets", [pa.array(range(20_000)), pa.array([f"user {i}" for i in range(20_000)])]
+)
+def test_buckets_are_of_about_one_size_and_independent_of_company(sets, level):
+    buckets = bucket_of(sets, level)
+    sizes = np.bincount(buckets, minlength=BUCKETS)
+    assert len(sizes) == BUCKETS
+    assert sizes.min() > 0.5 * sizes.mean()
+    assert sizes.max() < 1.5 * sizes.mean()
+    assert (bucket_of(sets[777:], level) == buckets[777:]).all()
+
+
+def test_levels_divide_a_bucket_again():
+    sets = pa.array(range(20_000))
+    one = sets.filter(pa.array(bucket_of(sets, 0) == 5))
+    assert len(np.unique(bucket_of(one, 1))) > BUCKETS // 2
+
+
+def test_dividing_loses_nothing():
+    table = RowTable(*rows(list(range(300)) * 2))
+    parts = list(divided(table, 0))
+    assert sum(len(part) for _, part in parts) == 600
+    for bucket, part in parts:
+        assert (bucket_of(part.sets, 0) == bucket).all()
+        for name, element in zip(part.sets.to_pylist(), part.elements, strict=True):
+            assert any(element.equal(table.elements[place]) for place in (name, name + 300))
+
+
+def test_files_grow_and_are_cut_back(tmp_path):
+    path = tmp_path / "tables"
+    length = append(path, RowTable(*rows([1, 2])))
+    append(path, StateTable.of(make(), *rows([3])))
+    assert [len(table) for table in tables_in(path)] == [2, 1]
+    with path.open("ab") as file:
+        file.write(b"what a killed process left")
+    shorten(path, length)
+    assert [len(table) for table in tables_in(path)] == [2]
+    with pytest.raises(setfold.FileError, match="damaged"):
+        shorten(path, length + 1)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(setfold.FileError, match="damaged"):
+        list(tables_in(path))
+
+
+@pytest.mark.parametrize("budget", [1, 100_000])
+def test_a_store_goes_on_from_what_it_saved(tmp_path, budget):
+    encoder = make()
+    batches = [rows(list(range(seed, seed + 20)) * 2, seed) for seed in range(8)]
+    whole = Store(encoder, tmp_path / "whole", budget)
+    part = Store(encoder, tmp_path / "part", budget)
+    with torch.no_grad():
+        for number, batch in enumerate(batches):
+            for store in (whole, part):
+                store.add(absorbed(encoder, *batch))
+            if number == 3:
+                lengths = part.save(tmp_path / "memory")
+                spills, spilled = part.spills, part.spilled
+        again = Store(encoder, tmp_path / "part", budget)
+        again.restore(tmp_path / "memory", lengths, spills, spilled)
+        for batch in batches[4:]:
+            again.add(absorbed(encoder, *batch))
+        expected = {n: t for table in whole.drain() for n, t in encodings(encoder, table)}
+        found = {n: t for table in again.drain() for n, t in encodings(encoder, table)}
+    assert found.keys() == expected.keys()
+    assert all(found[name].equal(expected[name]) for name in found)  # to the last bit
+
+
+def encodings(encoder, table):
+    return zip(table.sets.to_pylist(), encoder.readout(table.state), strict=True)
+
+
+# ---- runs --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [int, str, lambda i: str(i).encode(), lambda i: f"é{i}"])
+@given(owners=st.lists(st.integers(0, 3), min_size=1, max_size=60), window=st.integers(1, 9))
+def test_runs_are_read_in_order(owners, window, kind, tmp_path_factory):
+    folder, encoder = tmp_path_factory.mktemp("runs"), make()
+    runs = []
+    for owner in set(owners):
+        names = [kind(i) for i, o in enumerate(owners) if o == owner]
+        path = folder / f"{owner}.arrow"
+        write_run(path, [StateTable.of(encoder, *rows(names)).sorted()], window)
+        runs.append(read_run(path))
+    names = [name for table in in_order(runs) for name in table.sets.to_pylist()]
+    assert names == sorted(kind(i) for i in range(len(owners)))
+
+
+def test_no_runs_are_nothing():
+    assert list(in_order([])) == []

@@ -1,0 +1,211 @@
+"""Killed, full disks, inputs that change, two runs at once: nothing is lost, and nothing is wrong."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import signal
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+import setfold
+from setfold.files import journal as work
+from setfold.files import run
+from setfold.files.tables import store
+from tests.files.files import (
+    assert_encodes,
+    encode,
+    encoder,
+    fork,
+    interrupted,
+    rows,
+    stopping,
+    write,
+)
+
+
+@pytest.mark.parametrize("states", [False, True])
+def test_killed_at_any_moment_it_ends_with_the_same_bytes(tmp_path, tight, monkeypatch, states):
+    folder, model = write(tmp_path / "in", rows(1500, 200)), encoder()
+
+    def job(out, **options):
+        kept = {"states": tmp_path / out / "s.arrow"} if states else {}
+        return encode(model, folder, tmp_path / out / "o.parquet", **kept, **options)
+
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "parts").mkdir()
+    job("whole")
+    kills, generator = 0, random.Random(0)
+    for _ in range(12):
+        process = fork(lambda: job("parts", resume=True))
+        process.join(generator.uniform(0.02, 0.35) if kills else 0.03)  # once, surely
+        if process.exitcode is not None:
+            break
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        kills += 1
+        assert not (tmp_path / "parts" / "o.parquet").exists() or states
+    assert kills > 0
+    job("parts", resume=True)
+    for name in ("o.parquet", "s.arrow")[: 2 if states else 1]:
+        assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert not list((tmp_path / "parts").glob("*.work"))
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("place", ["add", "save", "close", "drain_bucket", "drop_bucket", "files"])
+def test_stopped_anywhere_it_ends_with_the_same_bytes(tmp_path, tight, monkeypatch, place, after):
+    folder, model = write(tmp_path / "in", rows(600, 100)), encoder()
+    encode(model, folder, tmp_path / "whole.parquet")
+    for call in (1, 4, 15):
+        with stopping(monkeypatch, store.Store, place, call, after):
+            encode(model, folder, tmp_path / "parts.parquet", resume=True)
+            break  # there are not so many calls
+        assert not (tmp_path / "parts.parquet").exists()
+    encode(model, folder, tmp_path / "parts.parquet", resume=True)
+    assert (tmp_path / "parts.parquet").read_bytes() == (tmp_path / "whole.parquet").read_bytes()
+
+
+@pytest.mark.parametrize("place", ["publish", "report"])
+def test_stopped_at_the_very_end_it_is_done(tmp_path, tight, monkeypatch, place):
+    table, model, states = rows(), encoder(), tmp_path / "states.arrow"
+    days = [write(tmp_path / f"day {i}", table[i * 300 :][:300]) for i in range(2)]
+    encode(model, days[0], tmp_path / "day.npz", states=states)
+
+    def stop(self):
+        original(self)
+        raise KeyboardInterrupt
+
+    original = getattr(work.Work, place)
+    with monkeypatch.context() as patch:
+        patch.setattr(work.Work, place, stop)
+        with pytest.raises(KeyboardInterrupt):
+            setfold.update_states(states, days[1], set="event")
+    assert setfold.update_states(states, days[1], set="event", resume=True).elements == 600
+    setfold.readout_states(states, tmp_path / "out.parquet")
+    assert_encodes(tmp_path / "out.parquet", model, table)
+    assert not list(tmp_path.glob("*.work"))
+
+
+def test_what_is_done_is_not_taken_for_something_else(tmp_path, monkeypatch):
+    days = [write(tmp_path / f"day {i}", rows(seed=i)) for i in range(2)]
+
+    def stop(self):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(work.Work, "publish", stop)
+        with pytest.raises(KeyboardInterrupt):
+            encode(encoder(), days[0], tmp_path / "out.parquet")
+    with pytest.raises(setfold.InputError, match="something else: other inputs"):
+        encode(encoder(), days[1], tmp_path / "out.parquet", resume=True)
+    monkeypatch.chdir(tmp_path / "day 0")  # whose names are other ones from here
+    encode(encoder(), "../day 0", "../out.parquet", resume=True)
+    assert_encodes(tmp_path / "out.parquet", encoder(), rows(seed=0))
+
+
+def test_outputs_may_be_on_different_disks(tmp_path, monkeypatch):
+    folder, states = write(tmp_path / "in", rows()), tmp_path / "states.arrow"
+    original = Path.replace
+
+    def replace(self, target):
+        if Path(target) == states and self.parent != states.parent:
+            raise OSError(errno.EXDEV, "Invalid cross-device link")
+        return original(self, target)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    encode(encoder(), folder, tmp_path / "out.parquet", states=states)
+    setfold.readout_states(states, tmp_path / "again.parquet")
+    assert_encodes(tmp_path / "again.parquet", encoder(), rows())
+
+
+def test_what_is_left_is_neither_ignored_nor_dropped_silently(tmp_path, tight, monkeypatch):
+    folder, model, out = write(tmp_path / "in", rows()), encoder(), tmp_path / "out.parquet"
+    interrupted(monkeypatch, model, folder, out)
+    with pytest.raises(setfold.InputError, match=r"did not end.*--resume.*--restart"):
+        encode(model, folder, out)
+    with pytest.raises(setfold.InputError, match="not both"):
+        encode(model, folder, out, resume=True, restart=True)
+    encode(model, folder, out, restart=True)
+    assert_encodes(out, model, rows())
+
+
+def test_inputs_that_changed_are_noticed(tmp_path, tight, monkeypatch):
+    folder, model, out = write(tmp_path / "in", rows()), encoder(), tmp_path / "out.parquet"
+    interrupted(monkeypatch, model, folder, out)
+    os.utime(folder / "part-0.parquet", ns=(0, 0))
+    with pytest.raises(setfold.FileError, match=r"part-0\.parquet has changed"):
+        encode(model, folder, out, resume=True)
+    (folder / "part-0.parquet").unlink()
+    with pytest.raises(setfold.InputError, match=r"other inputs.*part-0\.parquet"):
+        encode(model, folder, out, resume=True)
+
+
+def test_inputs_that_change_while_they_are_read_are_noticed(tmp_path, tight, monkeypatch):
+    folder, out = write(tmp_path / "in", rows()), tmp_path / "out.parquet"
+    original = run.Run._tell
+
+    def tell(self, *arguments):
+        os.utime(folder / "part-3.parquet", ns=(0, 0))
+        original(self, *arguments)
+
+    monkeypatch.setattr(run.Run, "_tell", tell)
+    with pytest.raises(setfold.FileError, match=r"part-3\.parquet has changed"):
+        encode(encoder(), folder, out)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [({"features": "f2,f1,f0"}, "other columns"), ({"skip_errors": True}, "another one: on_error")],
+)
+def test_another_job_cannot_go_on_with_it(tmp_path, tight, monkeypatch, change, word):
+    folder, model, out = write(tmp_path / "in", rows()), encoder(), tmp_path / "out.parquet"
+    interrupted(monkeypatch, model, folder, out)
+    with pytest.raises(setfold.InputError, match=word):
+        encode(model, folder, out, resume=True, **change)
+    with pytest.raises(setfold.InputError, match="another one: model"):
+        encode(encoder(aggregate="max"), folder, out, resume=True)
+
+
+def test_damaged_journals_are_refused(tmp_path, tight, monkeypatch):
+    folder, model, out = write(tmp_path / "in", rows()), encoder(), tmp_path / "out.parquet"
+    interrupted(monkeypatch, model, folder, out)
+    (tmp_path / "out.parquet.work" / "journal").write_text("{")
+    with pytest.raises(setfold.FileError, match="--restart"):
+        encode(model, folder, out, resume=True)
+
+
+def test_two_runs_for_one_output_keep_out_of_each_others_way(tmp_path, monkeypatch):
+    folder, model, out = write(tmp_path / "in", rows()), encoder(), tmp_path / "out.parquet"
+
+    def tell(_):
+        with pytest.raises(setfold.FileError, match="another process is writing"):
+            encode(model, folder, out)
+
+    encode(model, folder, out, progress=tell)
+    assert_encodes(out, model, rows())
+
+
+@pytest.mark.parametrize("after", [0, 1, 12, 25])
+def test_a_full_disk_loses_nothing(tmp_path, tight, monkeypatch, after):
+    folder, model, out = write(tmp_path / "in", rows(600, 100)), encoder(), tmp_path / "out.parquet"
+    encode(model, folder, tmp_path / "whole.parquet")
+    calls, original = count(), store.append
+
+    def full(path, table):
+        if next(calls) >= after:
+            with path.open("ab") as file:
+                file.write(b"half a table")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return original(path, table)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "append", full)
+        with pytest.raises(setfold.FileError, match=r"disk of .* is full.*--resume"):
+            encode(model, folder, out)
+    encode(model, folder, out, resume=True)
+    assert out.read_bytes() == (tmp_path / "whole.parquet").read_bytes()

@@ -1,0 +1,224 @@
+"""Cases of distributed_jobs.py: states that do not belong together, and processes that fail."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from functools import partial
+
+import torch
+
+import setfold
+from setfold.errors import DistributedError, InputError, StateMismatchError
+from setfold.folding.merge import agree, all_merge
+from setfold.folding.messages import exchange, shared_failure
+from tests.folding.distributed_jobs import case, raises
+from tests.small import draw, make
+
+CPU = torch.device("cpu")
+
+
+# ---- what does not belong together -----------------------------------------------------------
+
+
+def state_of(model, sets=1, **options):
+    return model.update(model.initial_state(sets, **options), draw(sets, 3, 3))
+
+
+def last(rank, world):
+    return int(rank == world - 1)
+
+
+@case()
+def other_weights(rank, world):
+    text = raises(
+        StateMismatchError, "different weights", all_merge, state_of(make(seed=last(rank, world)))
+    )
+    assert f"in process {world - 1}." in text
+
+
+@case()
+def other_slots(rank, world):
+    model = make().train()
+    state = state_of(model, generator=torch.Generator().manual_seed(rank % 2))
+    text = raises(StateMismatchError, "began with other slots", all_merge, state)
+    assert ("processes 1, 3" if world == 4 else "process 1") in text
+    assert "setfold.fold(..., group=...)" in text
+
+
+@case()
+def slots_that_were_rounded_differently(rank, world):
+    slots = draw(4, 6) * (1 + 1e-9 * rank)
+    state = all_merge(state_of(make(), slots=slots))
+    assert torch.equal(state.frame[0][0], slots)
+    text = "began with other slots"
+    raises(StateMismatchError, text, all_merge, state_of(make(), slots=draw(4, 6) + 1e-4 * rank))
+
+
+@case()
+def another_number_of_slots(rank, world):
+    state = state_of(make().train(), num_slots=4 + last(rank, world))
+    raises(StateMismatchError, "different statistics", all_merge, state)
+
+
+@case()
+def other_contexts(rank, world):
+    class Contextual(setfold.SlotSetEncoder):
+        def featurize(self, elements, mask, context):
+            return elements
+
+    torch.manual_seed(0)
+    model = Contextual(3, 4, 6, 5).double().eval()
+    state = state_of(model, context=draw(1, 2, seed=last(rank, world)))
+    text = raises(StateMismatchError, "other contexts", all_merge, state)
+    assert f"those of process {world - 1} have" in text
+    state = state_of(model, context=None if rank else draw(1, 2))
+    raises(StateMismatchError, "different contexts", all_merge, state)
+
+
+@case()
+def another_aggregate(rank, world):
+    model = make(aggregate="max" if last(rank, world) else "mean")
+    text = raises(StateMismatchError, "different aggregates", all_merge, state_of(model))
+    assert f"max in process {world - 1}." in text
+
+
+@case()
+def another_number_of_sets(rank, world):
+    state = state_of(make(), sets=2 + last(rank, world))
+    raises(StateMismatchError, "different numbers of sets: 2 in process", all_merge, state)
+
+
+@case()
+def gradients_in_some(rank, world):
+    with torch.set_grad_enabled(rank != 0):
+        state = state_of(make())
+        raises(StateMismatchError, "different gradient modes: False in process 0", all_merge, state)
+
+
+@case()
+def no_state_in_one(rank, world):
+    if last(rank, world):
+        raises(StateMismatchError, "got NoneType", all_merge, None)
+    else:
+        told = f"process {world - 1} of {world} failed: StateMismatchError: expected a state"
+        raises(DistributedError, told, all_merge, state_of(make()))
+
+
+@case()
+def weights_that_changed(rank, world):
+    """Only one process cannot describe its state; all hear of it."""
+    model = make()
+    state = state_of(model)
+    if rank == 0:
+        with torch.no_grad():
+            next(model.parameters()).add_(1)
+    kind = DistributedError if rank else StateMismatchError
+    raises(kind, "weights have changed", all_merge, state)
+
+
+# ---- messages and failures -------------------------------------------------------------------
+
+
+@case()
+def messages(rank, world):
+    said = [
+        {"rank": r, "text": "ä" * 100 * r, "none": None, "big": 2**61 + r} for r in range(world)
+    ]
+    assert exchange(said[rank], None, CPU) == said
+
+
+@case()
+def out_of_step(rank, world):
+    raises(DistributedError, "out of step", exchange, {"a" if rank else "b": 1}, None, CPU)
+
+
+@case()
+def another_device(rank, world):
+    raises(InputError, "the state is on meta", exchange, {}, None, torch.device("meta"))
+
+
+@case()
+def agreement(rank, world):
+    assert agree(None if rank == 1 else 5, 7 + rank, {}, None, CPU) == (5, 7)
+    sets = 5 + last(rank, world)
+    text = raises(InputError, "not of the same number of sets", agree, sets, 0, {}, None, CPU)
+    assert f"6 in process {world - 1})" in text
+    raises(InputError, f"none of the {world} processes has any", agree, None, 0, {}, None, CPU)
+
+
+@case()
+def a_failure_is_told(rank, world):
+    """Of whatever is to come next, and more than once."""
+    for step in (partial(agree, 1, 0, {}, None, CPU), lambda: all_merge(state_of(make()))):
+
+        def work(step=step):
+            with shared_failure(None, CPU):
+                if last(rank, world):
+                    raise OSError("the disk is full")
+            step()
+
+        if last(rank, world):
+            raises(OSError, "the disk is full", work)
+        else:
+            told = f"process {world - 1} of {world} failed: OSError: the disk is full"
+            raises(DistributedError, told, work)
+    assert agree(1, 0, {}, None, CPU)[0] == 1  # and then they go on
+
+
+@case()
+def failures_in_all(rank, world):
+    def work():
+        with shared_failure(None, CPU):
+            raise OSError(f"disk {rank} is full")
+
+    raises(OSError, f"disk {rank} is full", work)
+    assert agree(1, 0, {}, None, CPU)[0] == 1
+
+
+@case()
+def a_failure_that_all_know_is_not_told_again(rank, world):
+    def work():
+        with shared_failure(None, CPU):
+            raise DistributedError("known")
+
+    if last(rank, world):
+        raises(DistributedError, "known", work)
+    assert agree(1, 0, {}, None, CPU)[0] == 1  # no news
+
+
+@case(timeout=1)
+def one_does_not_come(rank, world):
+    if last(rank, world):
+        time.sleep(1.6)
+        return
+    text = raises(
+        DistributedError, f"process {rank} of {world} could not", all_merge, state_of(make())
+    )
+    assert "did not come within the group's timeout" in text
+
+
+@case(timeout=1)
+def one_does_not_come_back(rank, world):
+    encoding = all_merge(state_of(make())).statistics["sum"][0]
+    if last(rank, world):
+        time.sleep(1.6)
+        return
+    raises(DistributedError, "could not add up the gradients", encoding.sum().backward)
+
+
+@case(timeout=5, deadly=True)
+def one_is_killed_while_it_folds(rank, world):
+    if last(rank, world):
+        os.kill(os.getpid(), signal.SIGKILL)
+    text = raises(DistributedError, f"process {rank} of {world}", all_merge, state_of(make()))
+    assert "has died" in text
+
+
+@case(timeout=5, deadly=True)
+def one_ends_before_its_backward_pass(rank, world):
+    encoding = all_merge(state_of(make())).statistics["sum"][0]
+    if last(rank, world):
+        os._exit(7)
+    raises(DistributedError, "could not add up the gradients", encoding.sum().backward)

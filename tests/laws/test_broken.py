@@ -1,0 +1,372 @@
+"""For each law an encoder that breaks it, so that no check passes because it cannot fail."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import setfold
+from setfold.core.state import SetState
+from setfold.errors import SetfoldError
+from setfold.laws.laws import LAWS
+
+BROKEN = {}
+
+
+def breaks(law):
+    """Name the law that a model must be found to break."""
+
+    def register(make):
+        BROKEN[law] = make
+        return make
+
+    return register
+
+
+def encoder(**changes):
+    settings = {"dim_in": 3, "num_slots": 4, "dim_slot": 5, "dim_out": 6} | changes
+    torch.manual_seed(0)
+    return setfold.SlotSetEncoder(**settings).eval()
+
+
+class Sabotaged(setfold.SlotSetEncoder):
+    """Does something with each state it hands out."""
+
+    def __init__(self):
+        torch.manual_seed(0)
+        super().__init__(dim_in=3, num_slots=4, dim_slot=5, dim_out=6)
+        self.eval()
+
+
+def with_sums(state, change):
+    (sums,) = state.statistics["sum"]
+    return state.with_statistics({"sum": (change(sums),)}, state.count)
+
+
+@breaks("identity")
+class BeginsWithSomething(Sabotaged):
+    def initial_state(self, *args, **kwargs):
+        return with_sums(super().initial_state(*args, **kwargs), lambda sums: sums + 1)
+
+
+def remade(kind, state, frame=None):
+    """The same state as one of another class, or with other slots."""
+    return kind(
+        state.statistics,
+        state.count,
+        frame=state.frame if frame is None else frame,
+        aggregate=state.aggregate,
+        fingerprint=state.fingerprint,
+    )
+
+
+class AveragingState(SetState):
+    """Merges by averaging totals: a mean of chunk sums is no mean."""
+
+    def merge(self, other):
+        return remade(AveragingState, with_sums(super().merge(other), lambda sums: sums / 2))
+
+
+class OneSidedState(SetState):
+    """Remembers only the left side of a merge in full."""
+
+    def merge(self, other):
+        merged, half = super().merge(other), other.statistics["sum"][0] / 2
+        return remade(OneSidedState, with_sums(merged, lambda sums: sums - half))
+
+
+@breaks("associativity")
+class Averages(Sabotaged):
+    def initial_state(self, *args, **kwargs):
+        return remade(AveragingState, super().initial_state(*args, **kwargs))
+
+    def update(self, state, elements, **kwargs):
+        return remade(AveragingState, super().update(state, elements, **kwargs))
+
+
+@breaks("commutativity")
+class PrefersTheLeft(Sabotaged):
+    def update(self, state, elements, **kwargs):
+        return remade(OneSidedState, super().update(state, elements, **kwargs))
+
+
+@breaks("any partition")
+class RedrawsSlots(Sabotaged):
+    """As published: new slots for every chunk."""
+
+    def update(self, state, elements, **kwargs):
+        fresh = remade(SetState, state, frame=(torch.randn_like(state.frame[0]),))
+        seen = super().update(fresh, elements, **kwargs)
+        return state.with_statistics(seen.statistics, seen.count)
+
+
+@breaks("forward")
+class ForwardsHalf(Sabotaged):
+    def forward(self, elements, mask=None, **kwargs):
+        return super().forward(elements, mask, **kwargs) / 2
+
+
+@breaks("permutation")
+class WeighsByPosition(Sabotaged):
+    def update(self, state, elements, **kwargs):
+        if elements.dim() == 3:
+            elements = elements * torch.arange(1.0, elements.shape[1] + 1).to(elements)[:, None]
+        return super().update(state, elements, **kwargs)
+
+
+@breaks("slot equivariance")
+class FavoursASlot(Sabotaged):
+    def readout(self, state):
+        return super().readout(state) * torch.arange(1.0, 5.0).to(state.frame[0])[:, None]
+
+
+@breaks("mask")
+class IgnoresTheMask(Sabotaged):
+    def update(self, state, elements, *, mask=None, index=None):
+        return super().update(state, elements.nan_to_num(), index=index)
+
+
+@breaks("ragged")
+class SortsTheIndex(Sabotaged):
+    def update(self, state, elements, *, mask=None, index=None):
+        index = None if index is None else index.sort().values
+        return super().update(state, elements, mask=mask, index=index)
+
+
+@breaks("removal")
+class ForgetsHalf(Sabotaged):
+    def remove(self, state, elements, **kwargs):
+        return super().remove(state, elements[:, ::2], **kwargs)
+
+
+@breaks("inputs unchanged")
+class WritesIntoItsInput(Sabotaged):
+    def update(self, state, elements, **kwargs):
+        after = super().update(state, elements, **kwargs)
+        elements.mul_(2)
+        return after
+
+
+@breaks("readout repeatable")
+class ReadsOnce(Sabotaged):
+    def readout(self, state):
+        encoding = super().readout(state)
+        state.statistics["sum"][0].mul_(0.5)
+        return encoding
+
+
+class FrozenState(SetState):
+    """A merged state that lost its slots."""
+
+    def merge(self, other):
+        merged = super().merge(other)
+        lost = tuple(torch.zeros_like(slots) for slots in merged.frame)
+        return remade(SetState, merged, frame=lost)
+
+
+@breaks("update after merge")
+class LosesSlotsInMerge(Sabotaged):
+    def update(self, state, elements, **kwargs):
+        return remade(FrozenState, super().update(state, elements, **kwargs))
+
+
+class ForgetfulState(SetState):
+    """Writes less than it holds."""
+
+    def save(self, path):
+        with_sums(self, lambda sums: sums.float().double().round(decimals=2)).save(path)
+
+    @staticmethod
+    def load(path):
+        return SetState.load(path)
+
+
+@breaks("save and load")
+class SavesRoughly(Sabotaged):
+    def update(self, state, elements, **kwargs):
+        return remade(ForgetfulState, super().update(state, elements, **kwargs))
+
+
+class DiffersElsewhere(nn.Module):
+    """Features that depend on the process they run in."""
+
+    def forward(self, rows):
+        import __main__
+
+        return rows * (2 if "elsewhere" in str(getattr(__main__, "__file__", "")) else 1)
+
+
+@breaks("two processes")
+def differs_elsewhere():
+    return setfold.Composition(encoder(), features=DiffersElsewhere()).eval()
+
+
+@breaks("equal gradients")
+class DetachesLaterChunks(Sabotaged):
+    def update(self, state, elements, **kwargs):
+        if bool((state.count > 0).any()):
+            elements = elements.detach()
+        return super().update(state, elements, **kwargs)
+
+
+@breaks("empty set")
+class EmptyIsNaN(Sabotaged):
+    def readout(self, state):
+        (sums,) = state.statistics["sum"]
+        return sums[..., :-1] / state.count[:, None, None]
+
+
+def test_there_is_a_broken_encoder_for_every_law():
+    assert set(BROKEN) == {law.name for law in LAWS}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_the_check_finds_what_is_broken(name):
+    report = setfold.check(BROKEN[name](), dim_in=3, processes=name == "two processes")
+    finding = report[name]
+    assert finding.verdict == "fails", report
+    assert finding.example
+    assert not report.passed
+    assert name in report.verdict
+
+
+def test_an_honest_encoder_passes_where_the_broken_ones_fail():
+    report = setfold.check(encoder())
+    assert report.passed, report
+    assert all(f.verdict == "holds" for f in report.findings)
+
+
+def test_the_smallest_example_is_reported():
+    report = setfold.check(RedrawsSlots(), processes=False)
+    assert report["any partition"].example.startswith("1 set of 1 x 3")
+
+
+def test_batch_norm_in_training_mode_is_named_as_the_reason():
+    features = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    model = setfold.DeepSets(features, dim_features=4)
+    report = setfold.check(model, dim_in=3, processes=False)
+    assert "BatchNorm in training mode" in report["any partition"].reason
+    assert setfold.check(model.eval(), dim_in=3, processes=False).passed
+
+
+def test_dropout_in_training_mode_is_named_as_the_reason():
+    model = setfold.DeepSets(nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5)), dim_features=4)
+    report = setfold.check(model, dim_in=3, processes=False)
+    assert "dropout" in report["any partition"].reason
+
+
+class SelfAttention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+
+    def forward(self, elements):
+        return self.attention(elements, elements, elements, need_weights=False)[0].mean(1)
+
+
+def test_self_attention_is_named_as_the_reason():
+    report = setfold.check(SelfAttention().eval(), dim_in=4)
+    assert report["permutation"].verdict == "holds"
+    assert "self-attention" in report["mini-batch consistency"].reason
+    assert not report.passed
+
+
+class Centred(nn.Module):
+    def forward(self, rows):
+        return rows - rows.mean(0)
+
+
+def test_features_that_look_at_other_elements_are_named_as_the_reason():
+    model = setfold.Composition(encoder(), features=Centred())
+    report = setfold.check(model, dim_in=3, processes=False)
+    assert "look at other elements" in report["any partition"].reason
+
+
+class Mean(nn.Module):
+    def forward(self, elements):
+        return elements.mean(1)
+
+
+def test_a_model_without_verbs_may_still_be_consistent():
+    report = setfold.check(Mean(), dim_in=3)
+    assert report["mini-batch consistency"].verdict == "holds"
+    assert report.passed
+    assert not report.folds
+
+
+def test_an_exception_is_a_finding_and_not_a_crash():
+    class Raises(Sabotaged):
+        def update(self, state, elements, **kwargs):
+            raise SetfoldError("on strike")
+
+    report = setfold.check(Raises(), processes=False)
+    assert "on strike" in report["any partition"].reason
+    assert report["any partition"].verdict == "fails"
+
+
+def test_a_report_prints_as_a_table_and_as_json():
+    report = setfold.check(encoder(aggregate="max"), processes=False)
+    assert "does not apply" in str(report)
+    assert "any partition" in str(report)
+    assert report.as_dict()["passed"] is True
+
+
+def test_the_model_itself_is_left_as_it_was():
+    model = encoder().train()
+    before = {name: p.clone() for name, p in model.state_dict().items()}
+    setfold.check(model, processes=False)
+    assert model.training
+    assert next(model.parameters()).dtype == torch.float32
+    assert all(torch.equal(p, before[name]) for name, p in model.state_dict().items())
+
+
+def test_the_width_must_be_known():
+    with pytest.raises(setfold.InputError, match="dim_in"):
+        setfold.check(nn.Linear(3, 4))
+
+
+class LooksAtNeighbours(nn.Module):
+    def forward(self, elements, summary):
+        return elements - elements.mean(1, keepdim=True)
+
+
+def test_a_look_at_other_elements_is_named_as_the_reason():
+    layer = setfold.Layer(setfold.Pool(3), LooksAtNeighbours())
+    model = setfold.LayeredSetEncoder([layer], setfold.Pool(3, "max"))
+    report = setfold.check(model, processes=False)
+    assert report["any partition"].verdict == "fails"
+    assert "other elements of the chunk" in report["any partition"].reason
+    assert not report.passed
+
+
+def test_random_slots_in_training_mode_are_named_as_the_reason():
+    report = setfold.check(setfold.SlotAttention(3, 4, 8).train(), processes=False)
+    assert "drawn anew" in report["permutation"].reason
+
+
+class Unfinished(setfold.WholeSetEncoder):
+    dim_in = 3
+
+    def encode(self, elements, mask):
+        if mask is not None:
+            raise NotImplementedError("no masks yet")
+        return elements.amax(1) - elements.mean(1)
+
+
+def test_what_a_whole_encoder_raises_is_told():
+    report = setfold.check(Unfinished())
+    assert "no masks yet" in report["mask"].reason
+    assert report["permutation"].verdict == "holds"
+    assert report["mini-batch consistency"].verdict == "fails"
+
+
+def test_a_report_of_a_model_that_diverges_is_json():
+    class Diverges(nn.Module):
+        def forward(self, elements):
+            return elements.sum(1) / 0
+
+    report = setfold.check(Diverges(), dim_in=3)
+    json.dumps(report.as_dict(), allow_nan=False)
