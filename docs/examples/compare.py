@@ -1,0 +1,34 @@
+"""Print the table of docs/laws.md that compares all encoders, from `setfold check --all --json`.
+
+Run it from the root of a clone: setfold check --all --json | python docs/examples/compare.py
+"""
+
+import json
+import sys
+from typing import Any
+
+HEADINGS = ("encoder", "verdict", "fold", "chunk + average", "why not in one pass")
+
+
+def row(entry: dict[str, Any]) -> tuple[str, ...]:
+    """The cells of one encoder."""
+    laws = {law["law"]: law for law in entry["report"]["laws"]}
+    error = laws["any partition"]["errors"].get("float64") if "any partition" in laws else None
+    return (
+        entry["encoder"],
+        entry["verdict"],
+        "" if error is None else f"{error:.1e}",
+        f"{entry['chunk_average']:.1e}",
+        entry["obstacle"],
+    )
+
+
+def main() -> None:
+    """Read JSON, print Markdown."""
+    entries = json.load(sys.stdin)["encoders"]
+    for cells in (HEADINGS, ("---", "---", "---:", "---:", "---"), *map(row, entries)):
+        print(f"| {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    main()
