@@ -51,11 +51,11 @@ def read(folder: Path) -> int:
 
 def read_matrix(folder: Path) -> int:
     """Read all batches as matrices."""
-    from setfold.files.columns import Columns
+    from setfold.files.columns import ColumnSpec
     from setfold.files.readers import open_reader
     from setfold.files.rows import rows_of
 
-    columns, dtype = Columns(None, "event"), np.dtype(np.float32)
+    columns, dtype = ColumnSpec(None, "event"), np.dtype(np.float32)
     rows = 0
     for path in sorted(folder.iterdir()):
         with open_reader(path) as reader:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from experiments.recipe import Task
-from setfold.files.budget import peak
+from setfold.files.budget import peak_memory
 
 
 class Cost(NamedTuple):
@@ -38,9 +38,9 @@ def _measured(task: Task, batch_size: int, steps: int) -> Cost:
     torch.manual_seed(0)
     model = task.build()
     batch = task.batch(torch.arange(batch_size))
-    before, seconds = peak(), []
+    before, seconds = peak_memory(), []
     for _ in range(steps):
         start = time.process_time()
         task.loss(model, batch).backward()
         seconds.append(time.process_time() - start)
-    return Cost((peak() - before) / 1e6, median(seconds))
+    return Cost((peak_memory() - before) / 1e6, median(seconds))

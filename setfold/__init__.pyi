@@ -40,10 +40,10 @@ from .errors import NonFiniteError as NonFiniteError
 from .errors import NotRemovableError as NotRemovableError
 from .errors import SetfoldError as SetfoldError
 from .errors import StateMismatchError as StateMismatchError
-from .files.collected import merge_states as merge_states
-from .files.collected import readout_states as readout_states
-from .files.collected import update_states as update_states
-from .files.encode import encode_sets as encode_sets
+from .files.api import encode_sets as encode_sets
+from .files.api import merge_states as merge_states
+from .files.api import readout_states as readout_states
+from .files.api import update_states as update_states
 from .files.partials import merge_partials as merge_partials
 from .files.partials import pack_partials as pack_partials
 from .files.partials import partial_states as partial_states

@@ -1,54 +1,54 @@
-"""Everything that setfold raises or warns about, in one tree.
+"""All exceptions and warnings of setfold.
 
     SetfoldError
-    ├── InputError          (ValueError)    elements, mask, index or an argument that does not fit
-    │   └── NonFiniteError                  NaN or infinity among the elements
-    ├── StateMismatchError  (ValueError)    states, or a state and an encoder, that do not belong together
-    ├── NotRemovableError   (TypeError)     an aggregate that cannot forget: max and min
-    ├── FileError           (ValueError)    a file that is truncated, corrupt or not setfold's
-    ├── DescriptionError    (ValueError)    a model that cannot be written down, or may not be rebuilt
-    └── DistributedError    (RuntimeError)  another process that failed, died or did not come
+    ├── InputError          (ValueError)    invalid elements, mask, index or argument
+    │   └── NonFiniteError                  NaN or infinity in the elements
+    ├── StateMismatchError  (ValueError)    states, or a state and an encoder, that do not match
+    ├── NotRemovableError   (TypeError)     elements cannot be removed from this aggregate
+    ├── FileError           (ValueError)    a truncated, corrupt or foreign file
+    ├── DescriptionError    (ValueError)    a model that cannot be saved or must not be loaded
+    └── DistributedError    (RuntimeError)  another process failed, died or timed out
 
     CancelledAttentionWarning  (UserWarning)  a configuration in which attention has no effect
 
-Every message says what was expected, what came and what to do. The doubled bases let code that
-knows nothing of setfold catch what it would expect to catch.
+Every message says what was expected, what was received, and what to do. Each error also derives
+from a built-in exception, so that code can catch it without importing setfold.
 """
 
 from __future__ import annotations
 
 
 class SetfoldError(Exception):
-    """The base of all of setfold's errors."""
+    """Base class of all errors of setfold."""
 
 
 class InputError(SetfoldError, ValueError):
-    """Elements, a mask, an index or an argument does not fit the encoder."""
+    """Elements, a mask, an index or an argument is invalid."""
 
 
 class NonFiniteError(InputError):
-    """NaN or infinity among the elements; the caller's state is as it was."""
+    """The elements contain NaN or infinity. The state of the caller is unchanged."""
 
 
 class StateMismatchError(SetfoldError, ValueError):
-    """Two states, or a state and an encoder, do not belong together."""
+    """Two states, or a state and an encoder, do not match."""
 
 
 class NotRemovableError(SetfoldError, TypeError):
-    """Elements cannot be taken out of a maximum or a minimum."""
+    """Elements cannot be removed from a maximum or a minimum."""
 
 
 class FileError(SetfoldError, ValueError):
-    """A file is truncated, corrupt, or was not written by setfold."""
+    """A file is missing, truncated, corrupt, or was not written by setfold."""
 
 
 class DescriptionError(SetfoldError, ValueError):
-    """A model cannot be described for saving, or its description may not be rebuilt."""
+    """A model cannot be saved, or loading it is not allowed."""
 
 
 class DistributedError(SetfoldError, RuntimeError):
-    """Another process of the group has failed, has died, did not come or does something else."""
+    """Another process of the group failed, died, timed out or made a different call."""
 
 
 class CancelledAttentionWarning(UserWarning):
-    """Attention cancels exactly in this configuration: slots, queries and keys have no effect."""
+    """Attention cancels out in this configuration: slots, queries and keys have no effect."""

@@ -71,7 +71,7 @@ def model(tmp_path):
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """A folder with a module in it, to be named on the command line."""
+    """The current folder, with a module that can be imported from the command line."""
     (tmp_path / "mymodels.py").write_text(MODELS)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -185,7 +185,7 @@ def test_check_prints_json(run, here, name):
     assert all(law["statement"] for law in report["laws"])
 
 
-def test_check_asks_for_the_width_where_nobody_tells(run, model):
+def test_check_asks_for_the_width_if_the_model_does_not_define_it(run, model):
     code, _, errors = run("check", model)
     assert code == 2
     assert "dim_in" in errors or "--dim-in" in errors
@@ -216,7 +216,7 @@ def test_check_names_what_must_be_allowed(run, here):
         (":", "cannot import"),
     ],
 )
-def test_a_model_that_cannot_be_had_is_exit_code_2(run, here, name, message):
+def test_a_model_that_cannot_be_loaded_is_exit_code_2(run, here, name, message):
     (here / "broken.py").write_text("def encoder(:")
     code, output, errors = run("check", name)
     assert code == 2
@@ -229,7 +229,7 @@ def test_a_model_that_cannot_be_had_is_exit_code_2(run, here, name, message):
 def test_debug_shows_the_traceback(run):
     code, _, errors = run("info", "missing")
     assert (code, errors) == (2, "setfold: there is no file missing.\n")
-    with pytest.raises(setfold.FileError):  # what nobody catches, Python shows with a traceback
+    with pytest.raises(setfold.FileError):  # not caught, so Python prints the traceback
         run("--debug", "info", "missing")
 
 

@@ -1,4 +1,4 @@
-"""python -m setfold.cli, where the script setfold is not on the path."""
+"""Run the command line as `python -m setfold.cli`."""
 
 from setfold.cli import main
 

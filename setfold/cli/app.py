@@ -1,4 +1,4 @@
-"""What all commands share: the application, its errors, and how a model is named."""
+"""Shared by all commands: the application, error handling, and loading models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 from setfold import __version__
 from setfold.errors import InputError, SetfoldError
 
-if TYPE_CHECKING:  # torch takes seconds to import, and --help should not wait for it
+if TYPE_CHECKING:  # torch takes seconds to import, and --help does not need it
     from torch import nn
 
 PASSED, BROKEN, USAGE = 0, 1, 2  # exit codes
@@ -37,47 +37,60 @@ def _show_version(wanted: bool) -> None:
 def _options(
     version: Annotated[
         bool,
-        typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True),
+        typer.Option(
+            "--version", help="Show the version and exit.", callback=_show_version, is_eager=True
+        ),
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback if an error occurs.")
+    ] = False,
 ) -> None:
-    """Options that come before the command; `main` looks for --debug itself."""
+    """Options before the command. `run` reads --debug from sys.argv."""
 
 
-def find_model(name: str, allow: list[str]) -> nn.Module:
-    """A model from a file, or from an import path."""
+def load_model(name: str, allow: list[str]) -> nn.Module:
+    """Load a model from a file, or import it from package.module:name.
+
+    Raises:
+        InputError: It cannot be imported, or it is not a model.
+    """
     if ":" not in name or Path(name).exists():
         from setfold.core.models import load
 
         return load(name, allow=allow)
     module, _, attribute = name.partition(":")
-    sys.path.insert(0, "")  # what stands in the current folder can be named, as with python -m
+    sys.path.insert(0, "")  # the current folder can be imported from, as with python -m
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # whatever the module does when it is imported
-        raise InputError(f"cannot import {name}: {type(error).__name__}: {error}.") from error
+    except Exception as error:  # a module may raise anything
+        raise InputError(
+            f"cannot import {name}: {type(error).__name__}: {error}. Check the name and PYTHONPATH."
+        ) from error
     from torch import nn
 
     if not isinstance(found, nn.Module):
         try:
             found = found()
-        except Exception as error:  # whatever it takes to make the model
+        except Exception as error:  # a constructor may raise anything
             raise InputError(
-                f"{name}() gives no model: {type(error).__name__}: {error}. Name a model, or a class or "
-                "function that makes one without arguments."
+                f"{name}() failed: {type(error).__name__}: {error}. Pass a model, or a class or "
+                "function that returns one when called without arguments."
             ) from error
     if not isinstance(found, nn.Module):
-        raise InputError(f"{name} gives a {type(found).__name__}; expected a torch.nn.Module.")
+        raise InputError(
+            f"expected a torch.nn.Module; got {type(found).__name__} from {name}. Pass a model, or "
+            "a class or function that returns one."
+        )
     return found
 
 
 def run(commands: typer.Typer, name: str, failed: int) -> None:
-    """Run a command line whose errors are one line, unless --debug is given.
+    """Run a command line. Print errors in one line, or with a traceback if --debug is given.
 
     Args:
-        commands: what there is to run.
-        name: whose errors they are.
-        failed: the exit code for them.
+        commands: The application.
+        name: The name of the program, for error messages.
+        failed: The exit code if an error occurs.
     """
     try:
         commands()

@@ -1,4 +1,4 @@
-"""setfold encode, update, merge, readout: files in, vectors out."""
+"""The commands encode, update, merge and readout: encode sets from files."""
 
 from __future__ import annotations
 
@@ -13,107 +13,119 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from setfold.cli.app import app, find_model
+from setfold.cli.app import app, load_model
 
-if TYPE_CHECKING:  # torch and Arrow take seconds to import, and --help should not wait for them
+if TYPE_CHECKING:  # torch and Arrow take seconds to import, and --help does not need them
     from torch import nn
 
-    from setfold.files.job import Tell
+    from setfold.files.request import ProgressCallback
     from setfold.files.run import Progress, Summary
 
-LINE_EVERY = 30.0  # seconds between lines where there is no terminal
+LINE_EVERY = 30.0  # seconds between lines if stderr is not a terminal
 
 
 class OnError(StrEnum):
-    """What to do with rows and files that cannot be used."""
+    """What to do with bad rows and files."""
 
     STOP = "stop"
     SKIP = "skip"
 
 
-class Engine(StrEnum):
-    """What computes."""
+class EngineName(StrEnum):
+    """Where to compute."""
 
     LOCAL = "local"
     RAY = "ray"
 
 
-# A command line is flat: every option of it is an argument here, so there are many.
+# Typer needs one argument for each option, so the commands have many.
 
 Inputs = Annotated[
     list[str],
     typer.Argument(
-        help="Files, folders and patterns: Parquet, Arrow, CSV, npy, npz, HDF5, Zarr, LAS/LAZ, meshes, ROOT, torch."
+        help="Files, folders and glob patterns: Parquet, Arrow, CSV, npy, npz, HDF5, Zarr, "
+        "LAS/LAZ, meshes, ROOT, torch."
     ),
 ]
 Out = Annotated[
-    Path, typer.Option("--out", "-o", help="A .parquet, .arrow or .npz file: set, count, encoding.")
+    Path,
+    typer.Option("--out", "-o", help="Output: .parquet, .arrow or .npz with set, count, encoding."),
 ]
 SetColumn = Annotated[
     str | None,
     typer.Option(
         "--set",
-        help="Column that tells which set a row belongs to, or key of a key=value folder. Without it every file is one set.",
+        help="Column with the set id of each row, or key of a key=value folder. If omitted, each "
+        "file is one set.",
     ),
 ]
 Features = Annotated[
     str | None,
     typer.Option(
-        help="Columns in the order in which the model takes them: 'x,y,z', 'x*0.01,y*0.01'. All columns of numbers but "
-        "the set's if left out.",
+        help="Columns in the order the model expects: 'x,y,z' or 'x*0.01,y*0.01'. Default: all "
+        "numeric columns except the set column.",
     ),
 ]
 Explode = Annotated[
-    bool, typer.Option("--explode", help="Each row holds many elements, in lists of one length.")
+    bool, typer.Option("--explode", help="Each row holds many elements, as lists of equal length.")
 ]
 Memory = Annotated[
     str,
-    typer.Option(help="What the process may take: 800MB, 2GB, 1.5GiB. Ray's workers come on top."),
+    typer.Option(help="Memory limit of this process: 800MB, 2GB, 1.5GiB. Excludes Ray workers."),
 ]
 OnErrorOption = Annotated[
     OnError,
-    typer.Option(help="'skip' leaves out rows and files that cannot be used, and lists them."),
+    typer.Option(
+        help="Bad rows and files: 'stop' stops the run with file and row number, 'skip' skips them "
+        "and lists them in a report."
+    ),
 ]
-EngineOption = Annotated[Engine, typer.Option(help="'ray' computes on a Ray cluster.")]
+EngineOption = Annotated[
+    EngineName, typer.Option(help="Compute in this process, or on a Ray cluster.")
+]
 Address = Annotated[
     str | None,
-    typer.Option(help="Of the Ray cluster; 'auto' for this machine's. Without it one is started."),
+    typer.Option(
+        help="Address of the Ray cluster; 'auto' for the cluster of this machine. If omitted, Ray "
+        "is started on this machine."
+    ),
 ]
 Resume = Annotated[
-    bool, typer.Option("--resume", help="Go on with a run that was killed, if there is one.")
+    bool, typer.Option("--resume", help="Resume an interrupted run from its last checkpoint.")
 ]
 Restart = Annotated[
-    bool, typer.Option("--restart", help="Drop what a run that was killed has left.")
+    bool, typer.Option("--restart", help="Discard an interrupted run and start over.")
 ]
-SaveEvery = Annotated[
-    float, typer.Option(help="Seconds of work that a kill costs at most, if saving is quick.")
-]
+SaveEvery = Annotated[float, typer.Option(help="Checkpoint interval in seconds.")]
 Again = Annotated[
-    bool, typer.Option("--again", help="Allow inputs that are in the states already.")
+    bool, typer.Option("--again", help="Accept inputs that the states already contain.")
 ]
 Allow = Annotated[
     list[str] | None,
-    typer.Option(help="Import path of a class of yours that the model may name; repeatable."),
+    typer.Option(help="Import path of a class that the model file may use. Repeatable."),
 ]
 ModelOption = Annotated[
     str | None,
     typer.Option(
-        "--model", help="The model, where it is not the one in the states: another head, say."
+        "--model", help="Model to use instead of the one in the states, e.g. with another head."
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command(
-    epilog="Examples:\n\n  setfold encode model.safetensors events/*.parquet --set event_id --out encodings.parquet\n\n"
+    epilog="Examples:\n\n"
+    "  setfold encode model.safetensors events/*.parquet --set event_id --out encodings.parquet\n\n"
     "  setfold encode model.safetensors scans/*.laz --features x,y,z --out encodings.parquet\n\n"
-    "  setfold encode model.safetensors events/ --set event_id --out e.parquet --states s.arrow --resume\n\n"
-    "  setfold encode model.safetensors events/ --set event_id --out e.parquet --engine ray --address auto"
+    "  setfold encode model.safetensors events/ --set event_id --out e.parquet "
+    "--states s.arrow --resume\n\n"
+    "  setfold encode model.safetensors events/ --set event_id --out e.parquet "
+    "--engine ray --address auto"
 )
 def encode(
     model: Annotated[
         str,
-        typer.Argument(help="A model file that setfold.save wrote, or package.module:name."),
+        typer.Argument(help="Model file written by setfold.save, or package.module:name."),
     ],
     inputs: Inputs,
     out: Out,
@@ -122,36 +134,42 @@ def encode(
     explode: Explode = False,
     states: Annotated[
         Path | None,
-        typer.Option(help="Keep the states too, in this .arrow file, to be updated and merged."),
+        typer.Option(
+            help="Also save the states to this .arrow file, to update and merge them later."
+        ),
     ] = None,
     memory: Memory = "2GB",
     on_error: OnErrorOption = OnError.STOP,
-    engine: EngineOption = Engine.LOCAL,
+    engine: EngineOption = EngineName.LOCAL,
     address: Address = None,
     resume: Resume = False,
     restart: Restart = False,
     save_every: SaveEvery = 20.0,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Tell what would be read, and what it would cost.")
+        bool,
+        typer.Option(
+            "--dry-run", help="Show what would be read, and estimate the time, without encoding."
+        ),
     ] = False,
     allow: Allow = None,
     as_json: Json = False,
 ) -> None:
-    """Encode sets whose elements stand in files: one vector for each set.
+    """Encode sets from files and write one vector per set.
 
-    Sets may be larger than memory, more than memory holds, and spread over files in any order.
+    A set may be larger than memory, there may be more sets than fit in memory, and the rows of a
+    set may be spread over the files in any order.
     """
-    subject = find_model(model, allow or [])
-    from setfold.files.encode import encode_sets
+    encoder = load_model(model, allow or [])
+    from setfold.files.api import encode_sets
 
     skip = on_error is OnError.SKIP
     if dry_run:
-        _show(_forecast(subject, inputs, column, features, explode, memory, skip), as_json)
+        _show(_estimate(encoder, inputs, column, features, explode, memory, skip), as_json)
         return
     _run(
         encode_sets,
         as_json,
-        subject,
+        encoder,
         inputs,
         out,
         set=column,
@@ -173,11 +191,11 @@ def encode(
     "  setfold update states.arrow today/ --set event_id --out tomorrow.arrow"
 )
 def update(
-    states: Annotated[Path, typer.Argument(help="A file that encode --states wrote.")],
+    states: Annotated[Path, typer.Argument(help="State file written by encode --states.")],
     inputs: Inputs,
     out: Annotated[
         Path | None,
-        typer.Option(help="Where the new states go; the old ones are replaced if left out."),
+        typer.Option(help="Output for the new states. If omitted, the old file is replaced."),
     ] = None,
     model: ModelOption = None,
     column: SetColumn = None,
@@ -186,7 +204,7 @@ def update(
     memory: Memory = "2GB",
     on_error: OnErrorOption = OnError.STOP,
     again: Again = False,
-    engine: EngineOption = Engine.LOCAL,
+    engine: EngineOption = EngineName.LOCAL,
     address: Address = None,
     resume: Resume = False,
     restart: Restart = False,
@@ -194,8 +212,8 @@ def update(
     allow: Allow = None,
     as_json: Json = False,
 ) -> None:
-    """Add the elements of more files to states that were kept."""
-    from setfold.files.collected import update_states
+    """Add the elements of more files to saved states."""
+    from setfold.files.api import update_states
 
     _run(
         update_states,
@@ -203,7 +221,7 @@ def update(
         states,
         inputs,
         out=out,
-        **_whose(model, allow),
+        **_model_options(model, allow),
         set=column,
         features=features,
         explode=explode,
@@ -220,8 +238,8 @@ def update(
 
 @app.command(epilog="Example:\n\n  setfold merge monday.arrow tuesday.arrow --out both.arrow")
 def merge(
-    states: Annotated[list[Path], typer.Argument(help="Files that encode --states wrote.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="An .arrow file.")],
+    states: Annotated[list[Path], typer.Argument(help="State files written by encode --states.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Output, an .arrow file.")],
     model: ModelOption = None,
     memory: Memory = "2GB",
     again: Again = False,
@@ -230,16 +248,24 @@ def merge(
     allow: Allow = None,
     as_json: Json = False,
 ) -> None:
-    """Merge files of states into one."""
-    from setfold.files.collected import merge_states
+    """Merge several state files into one."""
+    from setfold.files.api import merge_states
 
-    care = {"memory": memory, "resume": resume, "restart": restart}
-    _run(merge_states, as_json, states, out, **_whose(model, allow), again=again, **care)
+    run_options = {"memory": memory, "resume": resume, "restart": restart}
+    _run(
+        merge_states,
+        as_json,
+        states,
+        out,
+        **_model_options(model, allow),
+        again=again,
+        **run_options,
+    )
 
 
 @app.command(epilog="Example:\n\n  setfold readout all.arrow --out encodings.parquet")
 def readout(
-    states: Annotated[Path, typer.Argument(help="A file that encode --states wrote.")],
+    states: Annotated[Path, typer.Argument(help="State file written by encode --states.")],
     out: Out,
     model: ModelOption = None,
     memory: Memory = "2GB",
@@ -248,80 +274,80 @@ def readout(
     allow: Allow = None,
     as_json: Json = False,
 ) -> None:
-    """Read the encodings out of a file of states."""
-    from setfold.files.collected import readout_states
+    """Compute the encodings of the sets in a state file."""
+    from setfold.files.api import readout_states
 
-    care = {"memory": memory, "resume": resume, "restart": restart}
-    _run(readout_states, as_json, states, out, **_whose(model, allow), **care)
-
-
-def _whose(model: str | None, allow: list[str] | None) -> dict[str, Any]:
-    """The model that states are of: one that is named, or the one in their file."""
-    subject = None if model is None else find_model(model, allow or [])
-    return {"model": subject, "allow": allow or ()}
+    run_options = {"memory": memory, "resume": resume, "restart": restart}
+    _run(readout_states, as_json, states, out, **_model_options(model, allow), **run_options)
 
 
-def _run(job: Callable[..., Summary], as_json: bool, *arguments: Any, **options: Any) -> None:
-    """Carry out a job, show how far it is, and what it did."""
-    with _progress() as tell:
-        summary = job(*arguments, **options, progress=tell)
+def _model_options(model: str | None, allow: list[str] | None) -> dict[str, Any]:
+    """Return the arguments for the model of saved states."""
+    encoder = None if model is None else load_model(model, allow or [])
+    return {"model": encoder, "allow": allow or ()}
+
+
+def _run(function: Callable[..., Summary], as_json: bool, *arguments: Any, **options: Any) -> None:
+    """Call a function of `setfold.files.api`. Show its progress and its summary."""
+    with _show_progress() as callback:
+        summary = function(*arguments, **options, progress=callback)
     _show({**asdict(summary), "elements_per_second": round(summary.rate)}, as_json)
 
 
-# ---- what is shown -----------------------------------------------------------------------------
+# ---- output ------------------------------------------------------------------------------------
 
 
 @contextmanager
-def _progress() -> Iterator[Tell]:
-    """Something that shows how far a run is: a bar on a terminal, elsewhere a line now and then."""
+def _show_progress() -> Iterator[ProgressCallback]:
+    """Yield a callback that shows progress: as a bar on a terminal, otherwise as lines of text."""
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn
     from rich.progress import Progress as Bar
 
     console = Console(stderr=True)
     bar = Bar(
-        TextColumn("{task.fields[doing]}"),
+        TextColumn("{task.fields[phase]}"),
         BarColumn(),
         TextColumn("{task.description}"),
         console=console,
         transient=True,
         disable=not console.is_terminal,
     )
-    shown = bar.add_task("", doing="", total=None)
+    task = bar.add_task("", phase="", total=None)
     last = time.monotonic()
 
-    def tell(progress: Progress) -> None:
+    def show(progress: Progress) -> None:
         nonlocal last
-        text = _line(progress)
+        text = _format_progress(progress)
         bar.update(
-            shown,
-            doing=progress.doing,
+            task,
+            phase=progress.phase,
             completed=progress.done,
             total=progress.total or None,
             description=text,
         )
         if not console.is_terminal and time.monotonic() - last > LINE_EVERY:
             last = time.monotonic()
-            console.print(f"{progress.doing}: {text}", soft_wrap=True)
+            console.print(f"{progress.phase}: {text}", soft_wrap=True)
 
     with bar:
-        yield tell
+        yield show
 
 
-def _line(progress: Progress) -> str:
-    from setfold.files.budget import shown_size
+def _format_progress(progress: Progress) -> str:
+    from setfold.files.budget import format_size
 
     parts = [f"{progress.elements:,} elements"]
-    if progress.doing == "reading":
-        parts.append(f"{shown_size(progress.done)} of {shown_size(progress.total)}")
-        parts.append(f"{shown_size(progress.rate)}/s")
-    if progress.left is not None:
-        parts.append(f"about {progress.left:.0f} s left")
-    parts.append(f"{shown_size(progress.memory)} in memory")
+    if progress.phase == "reading":
+        parts.append(f"{format_size(progress.done)} of {format_size(progress.total)}")
+        parts.append(f"{format_size(progress.rate)}/s")
+    if progress.seconds_left is not None:
+        parts.append(f"about {progress.seconds_left:.0f} s left")
+    parts.append(f"{format_size(progress.memory)} in memory")
     return ", ".join(parts)
 
 
-def _forecast(
+def _estimate(
     model: nn.Module,
     inputs: list[str],
     column: str | None,
@@ -330,14 +356,13 @@ def _forecast(
     memory: str,
     skip: bool,
 ) -> dict[str, Any]:
-    """What encoding would read, and what it would cost, by what its first rows cost."""
-    from setfold.files.columns import Columns, features_of
-    from setfold.files.job import ReadOptions, completed, plan_for, streaming
-    from setfold.files.tables.table import state_bytes
+    """Return what encoding would read, and an estimate of the time from the first rows."""
+    from setfold.files.columns import ColumnSpec, features_of
+    from setfold.files.request import ReadOptions, build_plan, prepare_encoder, with_defaults
 
-    options = completed({"memory": memory, "skip_errors": skip}, ReadOptions)
-    columns = Columns(features_of(features), column, explode)
-    plan = plan_for(streaming(model), inputs, columns, options)
+    options = with_defaults({"memory": memory, "skip_errors": skip}, ReadOptions)
+    columns = ColumnSpec(features_of(features), column, explode)
+    plan = build_plan(prepare_encoder(model), inputs, columns, options)
     facts: dict[str, Any] = {
         "files": len(plan.inputs),
         "bytes": plan.bytes,
@@ -345,13 +370,13 @@ def _forecast(
         "skipped": len(plan.skipped),
         "set_type": str(plan.set_type),
         "width": plan.task.width,
-        "rows_at_once": plan.division.rows,
-        "bytes_for_states": plan.division.budget,
-        "sets_before_spilling": plan.division.budget // 4 // state_bytes(plan.task.encoder),
+        "rows_at_once": plan.budget.batch_rows,
+        "bytes_for_states": plan.budget.store_bytes,
+        "sets_before_spilling": plan.budget.store_bytes // 4 // plan.task.encoder.state_nbytes,
     }
-    if plan.pieces:
+    if plan.shards:
         started = time.monotonic()
-        step = next(plan.task.steps(0, plan.pieces[0]), None)
+        step = next(plan.task.steps(0, plan.shards[0]), None)
         seconds = time.monotonic() - started
         if plan.rows is not None and step is not None and step.rows:
             facts["seconds"] = round(seconds * plan.rows / step.rows, 1)
@@ -359,7 +384,7 @@ def _forecast(
 
 
 def _show(facts: dict[str, Any], as_json: bool) -> None:
-    from setfold.files.budget import shown_size
+    from setfold.files.budget import format_size
 
     if as_json:
         typer.echo(json.dumps(facts, indent=2))
@@ -368,7 +393,7 @@ def _show(facts: dict[str, Any], as_json: bool) -> None:
         if value is None or value == ():
             continue
         if "bytes" in name or name == "peak_memory":
-            value = shown_size(value)
+            value = format_size(value)
         elif name == "seconds":
             value = f"{value:.1f}"
         elif isinstance(value, int):

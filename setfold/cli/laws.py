@@ -1,4 +1,4 @@
-"""setfold check, setfold info: models and states looked at."""
+"""The commands check and info: inspect models and states."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from setfold.cli.app import BROKEN, PASSED, app, find_model
+from setfold.cli.app import BROKEN, PASSED, app, load_model
 
 
 @app.command(
@@ -22,36 +22,38 @@ def check(
     model: Annotated[
         str | None,
         typer.Argument(
-            help="A model file that setfold.save wrote, or package.module:name for a model, a class "
-            "or a function that makes one.",
+            help="Model file written by setfold.save, or package.module:name of a model, or of a "
+            "class or function that returns one.",
         ),
     ] = None,
     everything: Annotated[
         bool,
-        typer.Option("--all", help="Instead of a model, compare all of setfold's own encoders."),
+        typer.Option("--all", help="Check all encoders of setfold instead of a model."),
     ] = False,
     dim_in: Annotated[
-        int | None, typer.Option(help="Width of the elements, where the model does not tell.")
+        int | None,
+        typer.Option(help="Number of features of an element, if the model does not define it."),
     ] = None,
     allow: Annotated[
         list[str] | None,
-        typer.Option(help="Import path of a class of yours that the file may name; repeatable."),
+        typer.Option(help="Import path of a class that the file may use. Repeatable."),
     ] = None,
     processes: Annotated[
-        bool, typer.Option(help="Also merge with a state from another process.")
+        bool, typer.Option(help="Also merge with a state computed in another process.")
     ] = True,
-    seed: Annotated[int, typer.Option(help="Seed of the random cases.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed for random test cases.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Put the laws of a fold to the test on a model.
+    """Check whether a model satisfies the laws of a fold.
 
-    Exit code 0 if every law that applies holds, 1 if one fails, 2 if the model cannot be had.
+    The exit code is 0 if every applicable law holds, 1 if one fails, and 2 if the model cannot be
+    loaded.
 
-    With --all the exit code is 0 if every encoder is what it claims to be.
+    With --all, the exit code is 0 if every encoder behaves as documented.
     """
     if (model is None) != everything:
-        raise typer.BadParameter("name a model, or give --all for all of setfold's encoders.")
-    subject = None if model is None else find_model(model, allow or [])
+        raise typer.BadParameter("expected either a model or --all.")
+    subject = None if model is None else load_model(model, allow or [])
     from rich.console import Console
 
     from setfold.laws import check as checks
@@ -73,28 +75,32 @@ def check(
     elif console.is_terminal:
         console.print(report)
     else:
-        typer.echo(str(report), nl=False)  # a pipe has no width that a table must fit
+        typer.echo(str(report), nl=False)  # not wrapped to the width of a terminal
     raise typer.Exit(PASSED if report.passed else BROKEN)
 
 
 @app.command(
-    epilog="Examples:\n\n  setfold info encoder.safetensors\n\n  setfold info state.safetensors --json"
+    epilog="Examples:\n\n  setfold info encoder.safetensors\n\n"
+    "  setfold info state.safetensors --json"
 )
 def info(
-    file: Annotated[Path, typer.Argument(help="A model, a state, or a file of states.")],
+    file: Annotated[
+        Path,
+        typer.Argument(help="A model file, a state, or a state file written by encode --states."),
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Tell what is in a model or state file, without running anything in it."""
-    from setfold.core import persist as files
+    """Show what a model or state file contains. No code from the file is run."""
+    from setfold.core import persist
 
     if file.suffix == ".arrow":
-        _show(_about_states(file), as_json)
+        _show(_describe_states(file), as_json)
         return
-    kind, tensors, description = files.read(file)
+    kind, tensors, description = persist.read(file)
     facts: dict[str, Any] = {
         "file": str(file),
         "kind": kind,
-        "format": files.FORMAT_VERSION,
+        "format": persist.FORMAT_VERSION,
         "bytes": file.stat().st_size,
     }
     if kind == "state":
@@ -110,22 +116,22 @@ def info(
     _show(facts, as_json)
 
 
-def _about_states(file: Path) -> dict[str, Any]:
-    """What a file of states tells of itself."""
-    from setfold.files.columns import shown_features
+def _describe_states(file: Path) -> dict[str, Any]:
+    """Return the facts about a state file."""
+    from setfold.files.columns import format_features
     from setfold.files.states import read_provenance
 
-    kind, sets, known = read_provenance(file)
-    columns = known.columns
+    set_type, sets, provenance = read_provenance(file)
+    columns = provenance.columns
     return {
         "file": str(file),
         "kind": "states",
         "bytes": file.stat().st_size,
         "sets": sets,
-        "named by": str(kind),
-        "features": shown_features(columns.features or ()) if columns else "unknown",
-        "model": f"{len(known.model):,} bytes" if known.model else "not in the file",
-        "inputs": {name: f"{size:,} bytes" for name, (size, _) in known.inputs.items()},
+        "named by": str(set_type),
+        "features": format_features(columns.features or ()) if columns else "unknown",
+        "model": f"{len(provenance.model):,} bytes" if provenance.model else "not in the file",
+        "inputs": {name: f"{size:,} bytes" for name, (size, _) in provenance.inputs.items()},
     }
 
 
@@ -134,10 +140,12 @@ def _show(facts: dict[str, Any], as_json: bool) -> None:
         typer.echo(json.dumps(facts, indent=2))
         return
     for name, value in facts.items():
-        typer.echo(f"{name + ':':<12} {value if isinstance(value, (str, int)) else _lines(value)}")
+        typer.echo(
+            f"{name + ':':<12} {value if isinstance(value, (str, int)) else _format_value(value)}"
+        )
 
 
-def _lines(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, dict) and "class" in value:
         value = _outline(value)
     elif isinstance(value, dict):
@@ -148,7 +156,7 @@ def _lines(value: Any) -> str:
 
 
 def _outline(structure: dict[str, Any], label: str = "", depth: int = 0) -> list[str]:
-    """A model's description as indented lines."""
+    """Return the description of a model as indented lines."""
     arguments = structure.get("arguments", {})
     inner: list[tuple[str, dict[str, Any]]] = []
     plain = []

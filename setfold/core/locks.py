@@ -1,6 +1,6 @@
-"""Locks by file, so that processes share work instead of repeating it.
+"""File locks, with which processes coordinate their work.
 
-A lock is the operating system's: it is gone when its process is, however that ends.
+The operating system releases a lock when its process ends, even if the process is killed.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from pathlib import Path
 
 @contextmanager
 def hold(path: Path, *, wait: bool) -> Iterator[bool]:
-    """Hold the lock of a file while the block runs.
+    """Lock a file while the block runs.
 
     Args:
-        path: the file; made if there is none, and left behind.
-        wait: until another process lets go of it.
+        path: The file. It is created if it does not exist, and not removed.
+        wait: Whether to wait until no other process has locked the file.
 
     Yields:
-        Whether the lock is held: always, if this waits.
+        Whether the file is locked. Always True if `wait` is set.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:
@@ -31,5 +31,5 @@ def hold(path: Path, *, wait: bool) -> Iterator[bool]:
             return
         try:
             yield True
-        finally:  # not left to closing: a process that was forked meanwhile has the file as well
+        finally:  # explicitly, because a forked child process may keep the file open
             fcntl.flock(file, fcntl.LOCK_UN)

@@ -1,4 +1,4 @@
-"""How much memory there is to use, and how much is used."""
+"""Memory: parse and format sizes, measure usage, and split the limit between rows and states."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from setfold.errors import InputError
 
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 BINARY = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
-MOST_ROWS = 1 << 18  # of a batch
-BASE = 380_000_000  # bytes that Python, torch and Arrow take
-COLUMN = 1_300_000  # bytes that each column of a file takes while it is read: a page, and what is read ahead
-LEAST = 100_000_000  # bytes to work with
+MAX_BATCH_ROWS = 1 << 18
+BASE_BYTES = 380_000_000  # Python, torch and Arrow
+COLUMN_BYTES = 1_300_000  # for each column that is read: a page, and the read-ahead buffer
+MIN_BYTES = 100_000_000  # for rows and states
 
 
 def parse_size(text: str | int) -> int:
-    """A number of bytes, as people write it.
+    """Parse a number of bytes.
 
     >>> parse_size("2GB"), parse_size("512 MiB"), parse_size(1000)
     (2000000000, 536870912, 1000)
     """
     if isinstance(text, int):
         return text
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", text.lower())
-    if not found:
-        raise InputError(f"cannot read the size {text!r}; write it like 2GB, 512MiB or 800MB.")
-    return int(float(found[1]) * (UNITS | BINARY)[found[2] or ""])
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", text.lower())
+    if not match:
+        raise InputError(f"cannot parse the size {text!r}; expected 2GB, 512MiB or similar.")
+    return int(float(match[1]) * (UNITS | BINARY)[match[2] or ""])
 
 
-def shown_size(size: float) -> str:
-    """A number of bytes for people.
+def format_size(size: float) -> str:
+    """Format a number of bytes.
 
-    >>> shown_size(2_150_000_000), shown_size(812)
+    >>> format_size(2_150_000_000), format_size(812)
     ('2.15 GB', '812 B')
     """
     for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
@@ -44,52 +44,53 @@ def shown_size(size: float) -> str:
     return f"{size:.0f} B"
 
 
-def used() -> int:
-    """Bytes that this process has in memory now."""
+def current_memory() -> int:
+    """Return the resident memory of this process in bytes."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except OSError:  # not on Linux: the most that it ever had
-        return peak()
+    except OSError:  # not on Linux: the peak is the best estimate
+        return peak_memory()
     return pages * resource.getpagesize()
 
 
-def peak() -> int:
-    """The most bytes that this process has had in memory."""
+def peak_memory() -> int:
+    """Return the peak resident memory of this process in bytes."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:  # not on Linux, where this would be the parent's peak, if that is larger
+    except OSError:  # not on Linux, where ru_maxrss may be inherited from the parent process
         unit = 1 if sys.platform == "darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 
-class Division(NamedTuple):
-    """What of the memory is for what."""
+class Budget(NamedTuple):
+    """How the memory is split."""
 
-    rows: int  # of a batch
-    budget: int  # bytes for states
+    batch_rows: int  # elements that are read and encoded at a time
+    store_bytes: int  # for the tables of states
 
 
-def divide(memory: int, model: int, columns: int, row: int) -> Division:
-    """Divide the memory between the rows on their way and the states.
+def split_memory(memory: int, model_bytes: int, columns: int, row_bytes: int) -> Budget:
+    """Split the memory limit between batches of rows and states.
 
-    It must not depend on what the process happens to take, or a run could not be repeated exactly.
+    The result depends on the arguments only, not on current usage, so that a run is reproducible.
 
     Args:
-        memory: that the process may take in all.
-        model: bytes of the model.
-        columns: that are read.
-        row: bytes that one row takes on its way.
+        memory: The memory limit of the process in bytes.
+        model_bytes: The size of the model.
+        columns: The number of columns that are read.
+        row_bytes: The memory that one row needs while it is read and encoded.
 
     Raises:
-        InputError: there is too little.
+        InputError: The limit is too small.
     """
-    left = memory - BASE - 3 * model - columns * COLUMN
-    least = max(LEAST, 3 * row)
-    if left < least:
+    available = memory - BASE_BYTES - 3 * model_bytes - columns * COLUMN_BYTES
+    needed = max(MIN_BYTES, 3 * row_bytes)
+    if available < needed:
         raise InputError(
-            f"{shown_size(memory)} of memory are too little: Python, torch, Arrow, the model and pages of the files take "
-            f"{shown_size(memory - left)}. Give at least --memory {(memory - left + least) // 10**6 + 1}MB."
+            f"{format_size(memory)} of memory is too little: Python, torch, Arrow, the model and "
+            f"the file buffers take {format_size(memory - available)}. Pass at least "
+            f"--memory {(memory - available + needed) // 10**6 + 1}MB."
         )
-    rows = min(left // 3 // row, MOST_ROWS)
-    return Division(1 << rows.bit_length() - 1, left // 5 * 2)
+    rows = min(available // 3 // row_bytes, MAX_BATCH_ROWS)
+    return Budget(1 << rows.bit_length() - 1, available // 5 * 2)

@@ -1,4 +1,4 @@
-"""Which columns of a file are features, and which one tells the set."""
+"""Which columns of a file hold the features, and which one holds the set id."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ from setfold.errors import InputError
 
 
 class Feature(NamedTuple):
-    """A column, and what its numbers are multiplied by."""
+    """A column, and the factor to multiply it by."""
 
     name: str
     factor: float = 1.0
 
 
 def parse_features(text: str) -> tuple[Feature, ...]:
-    """Features as they are written in a command.
+    """Parse features from the command line.
 
     Args:
-        text: names of columns with commas between them, each with a factor where one is wanted.
+        text: Comma-separated column names, each with an optional factor.
 
-    >>> parse_features("x*0.01, y*0.01,intensity")
-    (Feature(name='x', factor=0.01), Feature(name='y', factor=0.01), Feature(name='intensity', factor=1.0))
+    >>> parse_features("x*0.01,intensity")
+    (Feature(name='x', factor=0.01), Feature(name='intensity', factor=1.0))
     """
     features = tuple(_parse(part.strip()) for part in text.split(","))
     names = [feature.name for feature in features]
     if len(set(names)) < len(names):
-        raise InputError(f"the features {text!r} name a column twice; name each once.")
+        raise InputError(f"expected each column once in the features; got {text!r}.")
     return features
 
 
-def shown_features(features: Sequence[Feature]) -> str:
-    """Features as they are written in a command.
+def format_features(features: Sequence[Feature]) -> str:
+    """Format features as on the command line.
 
-    >>> shown_features([Feature("x"), Feature("y", 0.5)])
+    >>> format_features([Feature("x"), Feature("y", 0.5)])
     'x,y*0.5'
     """
     return ",".join(f.name if f.factor == 1 else f"{f.name}*{f.factor:g}" for f in features)
 
 
 def features_of(features: str | Sequence[str] | None) -> tuple[Feature, ...] | None:
-    """Features as they are given to a function: as in a command, or each by itself.
+    """Parse features from a function argument: text as on the command line, or a list of such.
 
     >>> features_of(["x", "y*2"])
     (Feature(name='x', factor=1.0), Feature(name='y', factor=2.0))
@@ -67,22 +67,22 @@ def _parse(part: str) -> Feature:
         value = math.nan
     if not name.strip() or not math.isfinite(value):
         raise InputError(
-            f"cannot read the feature {part!r}; expected the name of a column, or name*factor with a "
-            "finite number, with commas between features."
+            f"cannot parse the feature {part!r}; expected the name of a column, or name*factor "
+            "with a finite factor. Separate features by commas."
         )
     return Feature(name.strip(), value)
 
 
 @dataclass(frozen=True)
-class Columns:
-    """Which columns of a file are what.
+class ColumnSpec:
+    """Which columns of a file hold the features and the set id.
 
     Args:
-        features: what an element is made of; None for all columns of numbers and of lists of numbers
-            but the set's, in the file's order.
-        set: the column, or the key=value folder, that tells which set a row belongs to; None if the
-            file is one set (or each row is, with `explode`).
-        explode: each row holds many elements: its lists, all of one length, are their features.
+        features: The features of an element; None for all columns of numbers and of lists of
+            numbers except the set column, in the order of the file.
+        set: The column, or the key of a key=value folder, that holds the set id of each row. If
+            None, each file is one set, or each row if `explode` is set.
+        explode: Whether each row holds many elements, stored as lists of one length.
     """
 
     features: tuple[Feature, ...] | None
@@ -91,19 +91,19 @@ class Columns:
 
     @property
     def _depth(self) -> int:
-        """How deep numbers may stand in lists."""
+        """How deep the lists of a feature may be nested."""
         return 2 if self.explode else 1
 
     @property
     def named(self) -> list[str]:
-        """The columns that were named as features."""
+        """The names of the features, if they were given."""
         return [feature.name for feature in self.features or ()]
 
     def chosen(self, schema: pa.Schema) -> tuple[Feature, ...]:
-        """The features, where "all" has become names.
+        """Return the features, with the default resolved to columns of the file.
 
         Args:
-            schema: the file's columns, or those of a batch of `needed` ones.
+            schema: The columns of the file, or of a batch of `needed` columns.
         """
         if self.features is not None:
             return self.features
@@ -114,17 +114,21 @@ class Columns:
         )
 
     def needed(self, schema: pa.Schema, partition: Mapping[str, str], path: Path) -> list[str]:
-        """The columns that must be read.
+        """Validate the columns of a file, and return those that must be read.
 
         Args:
-            schema: the file's columns.
-            partition: the key=value parts of its path.
-            path: the file, for messages.
+            schema: The columns of the file.
+            partition: The key=value folders in its path.
+            path: The file, for error messages.
+
+        Raises:
+            InputError: A column is missing or has the wrong type.
         """
         features = self.chosen(schema)
         if not features:
             raise InputError(
-                f"{path} has no column of numbers but the set's; it has {_listed(schema.names)}."
+                f"{path} has no numeric column except the set column; it has "
+                f"{_listed(schema.names)}. Pass a file with features."
             )
         names = [feature.name for feature in features]
         for name in names:
@@ -132,8 +136,8 @@ class Columns:
             self._check_numbers(schema.field(name), path)
         if self.explode and not any(depth_of(schema.field(name).type) for name in names):
             raise InputError(
-                f"{path} has no lists to explode: {_listed(names)} hold one number in each row. Leave "
-                "out --explode, or name columns of lists."
+                f"{path} has no lists to explode: {_listed(names)} have one number in each row. "
+                "Omit --explode, or select columns of lists with --features."
             )
         if self.set is None or (self.set not in schema.names and self.set in partition):
             return names
@@ -148,20 +152,20 @@ class Columns:
         depth = depth_of(field.type)
         if depth < 0 and not pa.types.is_null(field.type):
             raise InputError(
-                f"column {field.name!r} of {path} is {field.type}; a feature must be a number or a list "
-                "of numbers."
+                f"column {field.name!r} of {path} is {field.type}; a feature must be a number or a "
+                "list of numbers. Select other columns with --features."
             )
         if depth > self._depth:
             raise InputError(
-                f"column {field.name!r} of {path} is {field.type}, lists in lists. If each row "
-                "is a whole set, explode it (--explode)."
+                f"column {field.name!r} of {path} is {field.type}; expected numbers or plain "
+                "lists. If each row is a whole set, pass --explode."
             )
 
     def width(self, schema: pa.Schema) -> int | None:
-        """How many numbers an element has; None if only the rows tell.
+        """Return the number of features of an element; None if it depends on the rows.
 
         Args:
-            schema: the file's columns.
+            schema: The columns of the file.
         """
         widths = [self._width(schema.field(f.name).type) for f in self.chosen(schema)]
         return None if None in widths else sum(width for width in widths if width is not None)
@@ -174,27 +178,28 @@ class Columns:
         return kind.list_size if pa.types.is_fixed_size_list(kind) else None
 
     def check_width(self, schema: pa.Schema, expected: int, path: Path) -> None:
-        """Refuse a file whose elements are wider or narrower than the model's.
+        """Raise InputError if the elements of a file do not have the width of the model.
 
         Args:
-            schema: the file's columns.
-            expected: how many numbers an element of the model has.
-            path: the file, for the message.
+            schema: The columns of the file.
+            expected: The number of features that the model expects.
+            path: The file, for the error message.
         """
         width = self.width(schema)
         if width not in (None, expected):
             names = _listed(feature.name for feature in self.chosen(schema))
             raise InputError(
-                f"{path} has elements of {width} numbers ({names}); the model expects {expected}. Name "
-                "the features (--features)."
+                f"{path} has elements of {width} numbers ({names}); the model expects {expected}. "
+                "Select the features with --features."
             )
 
     def set_type(self, schema: pa.Schema, partition: Mapping[str, str]) -> pa.DataType | None:
-        """The type of the sets' ids, once they are made alike; None where the file is one set.
+        """Return the type to which set ids are converted; None if the file is one set.
 
         Args:
-            schema: the file's columns, or those of a batch.
-            partition: the key=value parts of its path. Their values are text, even if it is digits.
+            schema: The columns of the file, or of a batch.
+            partition: The key=value folders in its path. Their values are text, even if they look
+                like numbers.
         """
         if self.set is None:
             return pa.int64() if self.explode else None
@@ -204,10 +209,10 @@ class Columns:
 
 
 def depth_of(kind: pa.DataType) -> int:
-    """In how many lists the numbers stand; -1 if it is no numbers that stand there.
+    """Return how deep the lists of a column are nested; -1 if it does not hold numbers.
 
     Args:
-        kind: the type of a column.
+        kind: The type of the column.
 
     >>> depth_of(pa.int8()), depth_of(pa.list_(pa.list_(pa.float32(), 3))), depth_of(pa.string())
     (0, 2, -1)
@@ -222,10 +227,10 @@ def depth_of(kind: pa.DataType) -> int:
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Whether a column holds lists, of one length or of any.
+    """Whether a column holds lists, of fixed or variable length.
 
     Args:
-        kind: its type.
+        kind: The type of the column.
     """
     return (
         pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
@@ -248,7 +253,8 @@ def _id_type(name: str, kind: pa.DataType) -> pa.DataType:
         return pa.large_binary()
     if pa.types.is_floating(kind) or pa.types.is_nested(kind):
         raise InputError(
-            f"the set's column {name!r} is {kind}; expected integers or text. Write it as one of them."
+            f"the set column {name!r} is {kind}; expected integers or text. Convert it to one "
+            "of them."
         )
     return kind
 
@@ -257,10 +263,12 @@ def _check_present(name: str, names: list[str], path: Path) -> None:
     if names.count(name) == 1:
         return
     if name in names:
-        raise InputError(f"{path} has several columns {name!r}; give them names of their own.")
+        raise InputError(
+            f"{path} has several columns {name!r}. Rename them so that each is unique."
+        )
     near = get_close_matches(name, names, n=3, cutoff=0.5)
-    meant = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
-    raise InputError(f"{path} has no column {name!r}.{meant} It has {_listed(names)}.")
+    suggestion = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+    raise InputError(f"{path} has no column {name!r}.{suggestion} It has {_listed(names)}.")
 
 
 def _listed(names: Iterable[str], most: int = 20) -> str:

@@ -1,11 +1,11 @@
-"""Work: the folder beside the output in which a run keeps what it needs to go on after a kill.
+"""The work folder next to the output: checkpoints, and everything a resumed run needs.
 
-lock        held while a run is at it
-journal     how far the run is: one small file, replaced at once or not at all
-memory-N    what was in memory when the journal was written
-spill/      what did not fit in memory
-runs/       finished parts of the result, sorted
-skipped     what was left out, one line of JSON for each
+lock         locked while a run uses the folder
+journal      progress of the run: a small JSON file that is replaced atomically
+snapshot-N   the tables that were in memory when the journal was written
+spill/       tables that did not fit in memory
+runs/        sorted runs: parts of the result that are complete
+skipped      skipped rows and files, one line of JSON each
 """
 
 from __future__ import annotations
@@ -25,72 +25,79 @@ from setfold.core.locks import hold
 from setfold.core.persist import write_atomically
 from setfold.errors import FileError, InputError
 from setfold.files.engines.task import Skipped, Step
-from setfold.files.tables.spill import shorten
+from setfold.files.tables.spill import truncate
 from setfold.files.tables.store import Store
 
-SAVE_EVERY = 20.0  # seconds of work that a killed run loses, unless another number is wished
-ANEW = "Begin anew, with --restart."
-SAVE_SHARE = 0.05  # of the time, that goes into saving at most
+SAVE_EVERY = 20.0  # default checkpoint interval in seconds
+SAVE_SHARE = 0.05  # upper limit on the share of time that is spent on checkpoints
+START_OVER = "Start over with --restart."
 
 
 @dataclass
 class Journal:
-    """How far a run is.
+    """Progress of a run, as saved in a checkpoint.
+
+    The journal is the only place that counts spills: the store reports each one to `count_spill`.
 
     Args:
-        request: what was asked for; a run that goes on must be asked for the same.
-        job: what that came to, inputs and all; likewise.
-        piece: the number of the piece that comes next, or is under way.
-        rows: of that piece that are done.
-        elements: that are in the states.
-        skipped: how many things were left out.
-        bytes: of the file that lists them.
-        read: bytes of input.
-        seconds: that the run took.
-        lengths: of the files in spill/.
-        spills: how often memory was emptied to disk.
-        spilled: bytes that went there.
-        memory: the file with what was in memory; None where nothing was.
-        buckets: those that are still to be merged; None while files are read.
-        runs: names of the files in runs/.
-        publish: temporary and final names of the outputs, once they are complete.
-        sets: how many there are in the outputs.
+        request: What the user asked for. A resumed run must have the same request.
+        signature: The model, columns and inputs of the plan. It must be the same, too.
+        shard: The index of the current shard.
+        rows: How many rows of that shard are done.
+        elements: How many elements the states contain.
+        skipped: How many rows and files were skipped.
+        skipped_bytes: The length of the file that lists them.
+        read: How many bytes of the inputs are done.
+        seconds: How long the run took so far.
+        lengths: The lengths of the files in spill/.
+        spills: How often tables were spilled to disk.
+        bytes_spilled: How many bytes were spilled.
+        snapshot: The name of the snapshot; None if nothing was in memory.
+        buckets: The buckets that are not merged yet; None while files are read.
+        sorted_runs: The names of the files in runs/.
+        outputs: Temporary and final names of the outputs, once they are complete.
+        sets: How many sets the outputs have.
     """
 
     request: dict[str, Any]
-    job: dict[str, Any]
-    piece: int = 0
+    signature: dict[str, Any]
+    shard: int = 0
     rows: int = 0
     elements: int = 0
     skipped: int = 0
-    bytes: int = 0
+    skipped_bytes: int = 0
     read: float = 0.0
     seconds: float = 0.0
     lengths: dict[str, int] = field(default_factory=dict)
     spills: int = 0
-    spilled: int = 0
-    memory: str | None = None
+    bytes_spilled: int = 0
+    snapshot: str | None = None
     buckets: list[int] | None = None
-    runs: list[str] = field(default_factory=list)
-    publish: dict[str, str] = field(default_factory=dict)
+    sorted_runs: list[str] = field(default_factory=list)
+    outputs: dict[str, str] = field(default_factory=dict)
     sets: int = 0
 
-    def count(self, step: Step, read: float) -> None:
-        """Take note of a step."""
-        self.piece, self.rows = step.piece, step.rows
+    def count_step(self, step: Step, read: float) -> None:
+        """Record that a step is done."""
+        self.shard, self.rows = step.shard, step.rows
         self.elements += step.elements
         self.skipped += len(step.skipped)
         self.read = read
 
+    def count_spill(self, nbytes: int) -> None:
+        """Record that tables were spilled to disk."""
+        self.spills += 1
+        self.bytes_spilled += nbytes
 
-class Work:
-    """A run's folder, which this process holds.
+
+class WorkFolder:
+    """The work folder of a run, locked by this process.
 
     Args:
-        folder: of the run.
-        request: what was asked for.
-        journal: of a run that goes on; None for a new one.
-        save_every: seconds between two saves, if they are quick.
+        folder: The folder.
+        request: What the user asked for.
+        journal: The journal of the run to resume; None for a new run.
+        save_every: The checkpoint interval in seconds.
     """
 
     def __init__(
@@ -100,83 +107,93 @@ class Work:
         self.save_every = save_every
         self.journal = journal
         self.saved_at = time.monotonic()
-        self.cost = 0.0  # seconds, of the last save
+        self.save_seconds = 0.0  # duration of the last save
 
     @property
     def skipped(self) -> Path:
-        """The list of what was left out."""
+        """The list of skipped rows and files."""
         return self.folder / "skipped"
 
     @property
     def spill(self) -> Path:
-        """The folder for what does not fit in memory."""
+        """The folder for tables that do not fit in memory."""
         return self.folder / "spill"
 
-    def begin(self, job: dict[str, Any]) -> Journal:
-        """The journal of this job, new or to go on with."""
-        job = as_in_a_file(job)
+    @property
+    def sorted_runs(self) -> Path:
+        """The folder for sorted runs."""
+        return self.folder / "runs"
+
+    def open_journal(self, signature: dict[str, Any]) -> Journal:
+        """Return the journal of the run to resume, or a new one.
+
+        Raises:
+            SetfoldError: The run to resume has another signature.
+        """
+        signature = to_json_value(signature)
         if self.journal is None:
-            self.journal = Journal(self.request, job)
-        _refuse_other_job(self.journal.job, job)
-        if self.skipped.exists() or self.journal.bytes:
-            shorten(self.skipped, self.journal.bytes)
-        (self.folder / "runs").mkdir(exist_ok=True)
+            self.journal = Journal(self.request, signature)
+        _check_signature(self.journal.signature, signature)
+        if self.skipped.exists() or self.journal.skipped_bytes:
+            truncate(self.skipped, self.journal.skipped_bytes)
+        self.sorted_runs.mkdir(exist_ok=True)
         return self.journal
 
-    def note(self, skipped: Sequence[Skipped]) -> None:
-        """List what was left out."""
+    def log_skipped(self, skipped: Sequence[Skipped]) -> None:
+        """Append to the list of skipped rows and files."""
         assert self.journal is not None
         if skipped:
             with self.skipped.open("a", encoding="utf-8") as file:
-                file.writelines(json.dumps(bad._asdict()) + "\n" for bad in skipped)
+                file.writelines(json.dumps(entry._asdict()) + "\n" for entry in skipped)
                 file.flush()
-                self.journal.bytes = file.tell()
+                self.journal.skipped_bytes = file.tell()
 
-    def is_due(self) -> bool:
-        """Whether it is time to save."""
-        return time.monotonic() - self.saved_at > max(self.save_every, self.cost / SAVE_SHARE)
+    def is_save_due(self) -> bool:
+        """Whether it is time for the next checkpoint."""
+        interval = max(self.save_every, self.save_seconds / SAVE_SHARE)
+        return time.monotonic() - self.saved_at > interval
 
     def save(self, store: Store | None = None) -> None:
-        """Write down how far the run is, and what of it is in memory."""
+        """Save a checkpoint: the journal, and what the store has in memory."""
         assert self.journal is not None
         started = time.monotonic()
-        old = self.journal.memory
+        previous = self.journal.snapshot
         if store is not None:
-            name = f"memory-{self.journal.piece}-{self.journal.rows}"
+            name = f"snapshot-{self.journal.shard}-{self.journal.rows}"
             path = self.folder / name
             path.unlink(missing_ok=True)
             self.journal.lengths = store.save(path)
-            self.journal.memory = name
-            self.journal.spills, self.journal.spilled = store.spills, store.spilled
+            self.journal.snapshot = name
         text = json.dumps(dataclasses.asdict(self.journal))
         write_atomically(self.folder / "journal", text.encode())
-        if old is not None and old != self.journal.memory:
-            (self.folder / old).unlink(missing_ok=True)
+        if previous is not None and previous != self.journal.snapshot:
+            (self.folder / previous).unlink(missing_ok=True)
         self.saved_at = time.monotonic()
-        self.cost = self.saved_at - started
+        self.save_seconds = self.saved_at - started
 
     def restore(self, store: Store) -> None:
-        """Bring a store to where it was."""
+        """Load the last checkpoint into a store."""
         journal = self.journal
-        if journal is not None and journal.memory is not None:
-            store.restore(
-                self.folder / journal.memory, journal.lengths, journal.spills, journal.spilled
-            )
+        if journal is not None and journal.snapshot is not None:
+            store.restore(self.folder / journal.snapshot, journal.lengths)
         elif self.spill.exists():
             shutil.rmtree(self.spill)
 
     def publish(self) -> None:
-        """Give complete outputs their names; after a kill, those that have not got them yet."""
+        """Move complete outputs to their final names, except those that are already there."""
         assert self.journal is not None
-        for temporary, final in self.journal.publish.items():
+        for temporary, final in self.journal.outputs.items():
             path = self.folder / temporary
             if path.exists():
-                _moved(path, Path(final))
+                _move(path, Path(final))
 
-    def report(self) -> str | None:
-        """Put the list of what was left out beside the output; an earlier one is removed."""
+    def publish_report(self) -> str | None:
+        """Move the list of skipped rows next to the output, and return its path.
+
+        If nothing was skipped, remove the list of an earlier run and return None.
+        """
         assert self.journal is not None
-        first = next(iter(self.journal.publish.values()))
+        first = next(iter(self.journal.outputs.values()))
         path = Path(first + ".skipped.jsonl")
         if self.skipped.exists():
             self.skipped.replace(path)
@@ -187,61 +204,63 @@ class Work:
 
 
 @contextmanager
-def working(
+def open_work_folder(
     out: Path, request: dict[str, Any], *, resume: bool, restart: bool, save_every: float
-) -> Iterator[Work]:
-    """Hold the folder of the run that makes an output; it is removed when the run is complete.
+) -> Iterator[WorkFolder]:
+    """Create and lock the work folder of an output. Remove it when the block ends without error.
 
     Args:
-        out: the output.
-        request: what was asked for, as JSON could say it.
-        resume: whether to go on with a run that did not end.
-        restart: whether to drop what such a run has left.
-        save_every: seconds between two saves, if they are quick.
+        out: The output.
+        request: What the user asked for; must be serializable as JSON.
+        resume: Whether to resume an interrupted run.
+        restart: Whether to discard an interrupted run.
+        save_every: The checkpoint interval in seconds.
 
     Raises:
-        FileError: another process is at it, or what is there cannot be read.
-        InputError: there is a run that did not end, and it was not said what to do with it.
+        FileError: Another process uses the folder, or the checkpoint cannot be read.
+        InputError: There is an interrupted run, and neither `resume` nor `restart` is set.
     """
     if resume and restart:
-        raise InputError("give --resume or --restart, not both.")
+        raise InputError("--resume and --restart exclude each other; pass one of them, not both.")
     folder = out.with_name(out.name + ".work")
     with hold(folder / "lock", wait=False) as held:
         if not held:
             raise FileError(
-                f"another process is writing {out} (it holds {folder / 'lock'}). Wait for it, or choose another --out."
+                f"another process is writing {out} (it has locked {folder / 'lock'}). Wait until "
+                "it ends, or choose another --out."
             )
-        journal = _left_by_another(folder)
-        if journal is not None and not (resume or restart):
+        journal = None if restart else _read_journal(folder)
+        if journal is not None and not resume:
             raise InputError(
-                f"an earlier run for {out} did not end; what it did is in {folder}. Go on with it (--resume), or drop "
-                "it (--restart)."
+                f"an earlier run for {out} was interrupted; its checkpoint is in {folder}. "
+                "Resume it with --resume, or discard it with --restart."
             )
         if not resume:
-            _emptied(folder)
-            journal = None
-        request = as_in_a_file(request)
+            _empty_folder(folder)
+        request = to_json_value(request)
         if journal is not None and journal.request != request:
             differ = [name for name in request if journal.request.get(name) != request[name]]
             raise InputError(
-                f"the run that did not end was asked for something else: other {', '.join(differ)}. {ANEW}"
+                f"cannot resume: the interrupted run had different {', '.join(differ)}. Use the "
+                "same arguments as before, or start over with --restart."
             )
         try:
-            yield Work(folder, request, journal, save_every)
+            yield WorkFolder(folder, request, journal, save_every)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise FileError(
-                    f"the disk of {folder} is full. Make room, and go on with --resume: nothing is lost."
+                    f"the disk of {folder} is full. Free some space, then continue with --resume. "
+                    "Checkpoints are not lost."
                 ) from error
             raise
         except BaseException:
-            if not (folder / "journal").exists():  # nothing was done that could be gone on with
-                _removed(folder)
+            if not (folder / "journal").exists():  # there is no checkpoint to resume from
+                _remove_folder(folder)
             raise
-        _removed(folder)
+        _remove_folder(folder)
 
 
-def _left_by_another(folder: Path) -> Journal | None:
+def _read_journal(folder: Path) -> Journal | None:
     path = folder / "journal"
     if not path.exists():
         return None
@@ -249,37 +268,38 @@ def _left_by_another(folder: Path) -> Journal | None:
         return Journal(**json.loads(path.read_text()))
     except (ValueError, TypeError) as error:
         raise FileError(
-            f"{path} cannot be read: it is damaged, or another version of setfold wrote it. Begin anew, with --restart."
+            f"cannot read {path}: it is corrupt, or another version of setfold wrote it. "
+            f"{START_OVER}"
         ) from error
 
 
-def as_in_a_file(value: dict[str, Any]) -> Any:
-    """What JSON makes of a value: lists of tuples."""
+def to_json_value(value: dict[str, Any]) -> Any:
+    """Return what a value becomes when it is saved as JSON and loaded; tuples become lists."""
     return json.loads(json.dumps(value))
 
 
-def _moved(path: Path, final: Path) -> None:
-    """Rename a file, to another disk too; whole or not at all."""
+def _move(path: Path, final: Path) -> None:
+    """Move a file atomically, also to another disk."""
     try:
         path.replace(final)
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        beside = final.with_name(f".{final.name}.part")
-        shutil.copyfile(path, beside)
-        beside.replace(final)
+        temporary = final.with_name(f".{final.name}.part")
+        shutil.copyfile(path, temporary)
+        temporary.replace(final)
         path.unlink()
 
 
-def _removed(folder: Path) -> None:
-    _emptied(folder)
+def _remove_folder(folder: Path) -> None:
+    _empty_folder(folder)
     (folder / "lock").unlink()
-    with suppress(OSError):  # the next run may have begun already
+    with suppress(OSError):  # the next run may already use the folder
         folder.rmdir()
 
 
-def _emptied(folder: Path) -> None:
-    """Remove all but the lock."""
+def _empty_folder(folder: Path) -> None:
+    """Remove everything except the lock."""
     for path in folder.iterdir():
         if path.is_dir():
             shutil.rmtree(path)
@@ -287,19 +307,26 @@ def _emptied(folder: Path) -> None:
             path.unlink()
 
 
-def _refuse_other_job(then: dict[str, Any], now: dict[str, Any]) -> None:
-    if then == now:
+def _check_signature(saved: dict[str, Any], current: dict[str, Any]) -> None:
+    """Raise if a run with the current signature cannot resume the saved one."""
+    if saved == current:
         return
-    before, after = (dict(map(_named, job["inputs"])) for job in (then, now))
+    before, after = (_stamps_by_path(signature) for signature in (saved, current))
     for path, stamp in before.items():
         if path in after and after[path] != stamp:
-            raise FileError(f"{path} has changed since the run began. {ANEW}")
+            raise FileError(f"cannot resume: {path} has changed since the run began. {START_OVER}")
     if before.keys() != after.keys():
         names = ", ".join(sorted(before.keys() ^ after.keys())[:3])
-        raise InputError(f"the run began with other inputs; not the same are {names}. {ANEW}")
-    differ = [name for name in then if then[name] != now.get(name)]
-    raise InputError(f"the run that did not end is another one: {', '.join(differ)} differ. {ANEW}")
+        raise InputError(
+            f"cannot resume: the interrupted run had other inputs (first differences: {names}). "
+            f"{START_OVER}"
+        )
+    differ = [name for name in saved if saved[name] != current.get(name)]
+    raise InputError(
+        f"cannot resume: the interrupted run had a different {', '.join(differ)}. Use the same "
+        "arguments as before, or start over with --restart."
+    )
 
 
-def _named(entry: list[Any]) -> tuple[str, list[Any]]:
-    return entry[0], entry[1:]
+def _stamps_by_path(signature: dict[str, Any]) -> dict[str, list[Any]]:
+    return {path: stamp for path, *stamp in signature["inputs"]}

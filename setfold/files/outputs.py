@@ -1,6 +1,6 @@
-"""What comes out: tables of encodings or of states, in the format that the file's name asks for.
+"""Sinks: write tables of encodings or states, in the format given by the suffix of the output.
 
-A sink writes to a temporary name; whoever opened it renames the file when all is there.
+A sink writes to a temporary file. The caller renames it when it is complete.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from setfold.files.tables.table import as_tensor, header_of
 
 
 class Sink(ABC):
-    """Takes tables, all with the same columns.
+    """Writes tables with the same columns to a file.
 
     Args:
-        path: where they go for the time being.
-        metadata: entries to be added to the schema's.
+        path: The temporary file.
+        metadata: Entries to add to the metadata of the schema.
     """
 
     suffixes: ClassVar[tuple[str, ...]]
@@ -37,48 +37,48 @@ class Sink(ABC):
         self.writer: Any = None
 
     def write(self, table: pa.Table) -> None:
-        """Add a table; the first one decides on the columns."""
+        """Write a table. The first one determines the columns."""
         schema = table.schema.with_metadata({**(table.schema.metadata or {}), **self.metadata})
         if self.writer is None:
-            self.writer = self._opened(schema)
+            self.writer = self._open_writer(schema)
         self.writer.write_table(table.replace_schema_metadata(schema.metadata))
 
     @abstractmethod
-    def _opened(self, schema: pa.Schema) -> Any:
-        """Something to write tables to."""
+    def _open_writer(self, schema: pa.Schema) -> Any:
+        """Open the file and return an object with `write_table` and `close`."""
 
     def close(self) -> None:
-        """Complete the file."""
+        """Finish the file."""
         if self.writer is not None:
             self.writer.close()
 
 
 class ParquetSink(Sink):
-    """One row for each set; the numbers as fixed-size lists."""
+    """Parquet, with one row per set. Encodings are fixed-size lists."""
 
     suffixes: ClassVar[tuple[str, ...]] = (".parquet", ".pq")
 
-    def _opened(self, schema: pa.Schema) -> pq.ParquetWriter:
-        # Numbers hardly ever repeat, so a dictionary of them costs time and saves nothing.
+    def _open_writer(self, schema: pa.Schema) -> pq.ParquetWriter:
+        # Numbers hardly ever repeat, so dictionary encoding costs time and saves nothing.
         return pq.ParquetWriter(self.path, schema, use_dictionary=False, compression="zstd")
 
 
 class ArrowSink(Sink):
-    """The same as an Arrow file, which can be mapped into memory."""
+    """Arrow, with the same columns as Parquet. The file can be memory-mapped."""
 
     suffixes: ClassVar[tuple[str, ...]] = (".arrow", ".feather", ".ipc")
 
-    def _opened(self, schema: pa.Schema) -> pa.RecordBatchFileWriter:
+    def _open_writer(self, schema: pa.Schema) -> pa.RecordBatchFileWriter:
         return pa.ipc.new_file(str(self.path), schema)
 
 
 class NpzSink(ArrowSink):
-    """Three arrays for numpy: set (B,), count (B,) and encoding (B, ...)."""
+    """NumPy archive with three arrays: set (B,), count (B,) and encoding (B, ...)."""
 
     suffixes: ClassVar[tuple[str, ...]] = (".npz",)
 
     def close(self) -> None:
-        """Turn the Arrow file, in which tables of any number could be collected, into arrays."""
+        """Convert the Arrow file, in which the tables were collected, into arrays."""
         super().close()
         arrow = self.path.with_name(self.path.name + ".table")
         self.path.rename(arrow)
@@ -90,11 +90,11 @@ class NpzSink(ArrowSink):
 
 
 def _blocks(path: Path, name: str) -> Iterator[np.ndarray]:
-    """A column of an Arrow file as arrays."""
+    """Yield a column of an Arrow file as arrays."""
     with pa.OSFile(str(path)) as source, pa.ipc.open_file(source) as file:
         shape = header_of(file.schema)["shape"]
         batches = (file.get_batch(number) for number in range(file.num_record_batches))
-        for batch in batches if file.num_record_batches else [None]:  # without sets too, an array
+        for batch in batches if file.num_record_batches else [None]:  # at least one, possibly empty
             table = pa.Table.from_batches([] if batch is None else [batch], file.schema)
             if name == "encoding":
                 yield as_tensor(table[name], shape).numpy()
@@ -103,7 +103,7 @@ def _blocks(path: Path, name: str) -> Iterator[np.ndarray]:
 
 
 def _plain(column: pa.ChunkedArray) -> np.ndarray:
-    """A column as an array that can be read without pickle."""
+    """Return a column as an array that can be loaded without pickle."""
     values = column.to_numpy()
     if values.dtype != object:
         return values
@@ -111,14 +111,14 @@ def _plain(column: pa.ChunkedArray) -> np.ndarray:
     items = column.to_pylist()
     if any(item.endswith(b"\0" if is_binary else "\0") for item in items if len(item)):
         raise InputError(
-            "numpy cuts off zeros at the end of names, so some of these sets could not be told apart in an .npz file. "
-            "Write a .parquet or .arrow file."
+            "NumPy strips trailing zero bytes, so some of these set ids would become equal in an "
+            ".npz file. Write a .parquet or .arrow file instead."
         )
     return np.array(items, dtype="S" if is_binary else "U")
 
 
 def _write_array(file: Any, blocks: Callable[[], Iterator[np.ndarray]]) -> None:
-    """An npy file whose parts are read twice: for its shape and type, and for its content."""
+    """Write blocks as one npy file. They are read twice: for shape and dtype, and for content."""
     length, dtype, shape = 0, np.dtype("U1"), ()
     for number, block in enumerate(blocks()):
         length, shape = length + len(block), block.shape[1:]
@@ -133,17 +133,17 @@ SINKS: tuple[type[Sink], ...] = (ParquetSink, ArrowSink, NpzSink)
 
 
 def sink_for(path: Path) -> type[Sink]:
-    """What writes such a file, by its suffix."""
+    """Return the sink class for a file, by suffix."""
     for sink in SINKS:
         if path.name.lower().endswith(sink.suffixes):
             return sink
     known = ", ".join(suffix for sink in SINKS for suffix in sink.suffixes)
-    raise InputError(f"cannot tell the format of {path} by its suffix; known are {known}.")
+    raise InputError(f"unknown suffix of {path}; expected one of {known}. Rename the output.")
 
 
-def refuse_as_target(path: Path) -> None:
-    """Raise unless a file can be made there."""
+def check_target(path: Path) -> None:
+    """Raise InputError if a file cannot be created at a path."""
     if path.is_dir():
-        raise InputError(f"cannot write {path}: it is a folder; name a file in it.")
+        raise InputError(f"cannot write {path}: it is a folder. Pass the name of a file.")
     if not path.parent.is_dir():
-        raise InputError(f"cannot write {path}: there is no folder {path.parent}; make it first.")
+        raise InputError(f"cannot write {path}: there is no folder {path.parent}. Create it first.")

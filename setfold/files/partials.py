@@ -1,14 +1,15 @@
-"""The middle, for whatever runs it: Arrow in, Arrow out.
+"""Partial states as Arrow tables, for engines other than setfold's own.
 
-    partial_states   a batch of rows -> what it adds to its sets
-    merge_partials   such tables, from anywhere and in any number -> one
-    read_partials    -> set, count, encoding
+    partial_states   a batch of rows -> a table of partial states
+    merge_partials   any number of such tables -> one table
+    read_partials    a table of states -> set, count, encoding
 
-What all sets share (slots, the digest of the weights) is metadata of a table's schema. Engines that drop it, and that
-know no lists of fixed length, as Spark, carry the states as bytes:
+The schema's metadata holds what all sets share: the slots and the digest of the weights. Some
+engines, such as Spark, drop this metadata and do not support fixed-size lists. For them the states
+can be packed as bytes:
 
-    pack_partials    such a table -> set, state
-    unpack_partials  and back
+    pack_partials    a table of states -> set, state
+    unpack_partials  the reverse
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import torch
 from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.state import SetState
 from setfold.errors import InputError, StateMismatchError
-from setfold.files.columns import Columns, features_of
+from setfold.files.columns import ColumnSpec, features_of
 from setfold.files.rows import rows_of
 from setfold.files.tables.table import (
     FRAME,
@@ -36,7 +37,8 @@ from setfold.files.tables.table import (
     read_out,
 )
 
-MARK = hashlib.sha256().digest_size  # bytes before each packed state: a digest of what all share
+# Each packed state starts with a digest of what all sets share.
+DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 def partial_states(
@@ -46,13 +48,17 @@ def partial_states(
     set: str,
     features: str | Sequence[str] | None = None,
 ) -> pa.Table:
-    """What rows add to their sets, as a table with a row for each set.
+    """Compute the partial states of a batch of rows: a table with one row per set.
 
     Args:
-        encoder: in evaluation mode.
-        rows: a column that names the set, and columns of features.
-        set: the name of that column.
-        features: columns in the order in which the encoder takes them; all but the set's if left out.
+        encoder: The encoder, in evaluation mode.
+        rows: The rows, with a set column and feature columns.
+        set: The column that holds the set id of each row.
+        features: The columns to encode, in the order the encoder expects. Defaults to all numeric
+            columns except the set column.
+
+    Raises:
+        InputError: A row is bad, or a column is missing.
 
     >>> import setfold
     >>> encoder = setfold.SlotSetEncoder(dim_in=2, num_slots=4, dim_slot=8, dim_out=8).eval()
@@ -62,7 +68,7 @@ def partial_states(
     [2, 1]
     """
     dtype, wanted = element_dtypes(encoder)
-    columns = Columns(features_of(features), set)
+    columns = ColumnSpec(features_of(features), set)
     if isinstance(rows, pa.Table):
         rows = rows.combine_chunks()
         batches = rows.to_batches() or [pa.RecordBatch.from_pylist([], schema=rows.schema)]
@@ -70,16 +76,17 @@ def partial_states(
     found = rows_of(rows, columns, first=0, dtype=dtype, width=encoder.dim_in, partition={})
     if found.bad:
         row, reason = found.bad[0]
-        raise InputError(f"row {row}: {reason}. Leave such rows out first.")
+        raise InputError(f"row {row} (counting from 0): {reason}. Remove such rows first.")
     elements = torch.tensor(found.elements, dtype=wanted)
     return StateTable.of(encoder, found.sets, elements).to_arrow()
 
 
 def merge_partials(tables: Iterable[pa.Table]) -> pa.Table:
-    """The states of all sets of some tables; a table may name a set several times.
+    """Merge tables of partial states into one, sorted by set id.
 
     Args:
-        tables: from `partial_states` or from here, or put together from such.
+        tables: Results of `partial_states` or `merge_partials`, or concatenations of them. A table
+            may contain a set several times.
 
     >>> import setfold
     >>> encoder, rows = setfold.Pool(1, "mean").eval(), pa.table({"event": [7, 8], "x": [1.0, 3.0]})
@@ -94,11 +101,11 @@ def merge_partials(tables: Iterable[pa.Table]) -> pa.Table:
 
 
 def read_partials(encoder: StreamingSetEncoder, table: pa.Table) -> pa.Table:
-    """Set, count and encoding of each set of a table from `merge_partials`.
+    """Compute set, count and encoding of each set in a table of states.
 
     Args:
-        encoder: that made the states, perhaps with another head.
-        table: the states.
+        encoder: The encoder that computed the states; its head may differ.
+        table: The result of `merge_partials`.
 
     >>> import setfold
     >>> encoder, rows = setfold.Pool(1, "mean").eval(), pa.table({"event": [7, 7], "x": [1.0, 3.0]})
@@ -109,10 +116,12 @@ def read_partials(encoder: StreamingSetEncoder, table: pa.Table) -> pa.Table:
 
 
 def pack_partials(table: pa.Table) -> pa.Table:
-    """The states of a table as bytes: set, state. The bytes know the model that made them, by a digest.
+    """Pack the states of a table as bytes, into the columns set and state.
+
+    Each packed state includes a digest of the model that computed it.
 
     Args:
-        table: from `partial_states` or `merge_partials`.
+        table: The result of `partial_states` or `merge_partials`.
 
     >>> import setfold
     >>> encoder = setfold.SlotSetEncoder(dim_in=2, num_slots=4, dim_slot=8, dim_out=8).eval()
@@ -125,8 +134,8 @@ def pack_partials(table: pa.Table) -> pa.Table:
     True
     """
     tensors = StateTable.from_arrow(table).state.tensors()
-    mark = np.frombuffer(_mark(table.schema), np.uint8)
-    parts = [np.broadcast_to(mark, (len(table), MARK))]
+    digest = np.frombuffer(_digest(table.schema), np.uint8)
+    parts = [np.broadcast_to(digest, (len(table), DIGEST_BYTES))]
     parts += [_as_bytes(tensors[name]) for name in _packed_names(table.schema)]
     flat = np.concatenate(parts, axis=1)
     buffers = [None, pa.py_buffer(flat)]
@@ -136,14 +145,14 @@ def pack_partials(table: pa.Table) -> pa.Table:
 
 @torch.no_grad()
 def unpack_partials(encoder: StreamingSetEncoder, packed: pa.RecordBatch | pa.Table) -> pa.Table:
-    """What `pack_partials` was given.
+    """Return the table that was given to `pack_partials`.
 
     Args:
-        encoder: that made the states, perhaps with another head.
-        packed: set, state.
+        encoder: The encoder that computed the states; its head may differ.
+        packed: The columns set and state.
 
     Raises:
-        StateMismatchError: another model made them, or they are damaged.
+        StateMismatchError: Another model computed the states, or they are corrupt.
 
     >>> import setfold
     >>> encoder, rows = setfold.Pool(1, "mean").eval(), pa.table({"event": [7, 7], "x": [1.0, 3.0]})
@@ -153,42 +162,45 @@ def unpack_partials(encoder: StreamingSetEncoder, packed: pa.RecordBatch | pa.Ta
     """
     if isinstance(packed, pa.RecordBatch):
         packed = pa.Table.from_batches([packed])
-    begun = encoder.initial_state(0).to("cpu")
-    like = StateTable(packed["set"].slice(0, 0).combine_chunks(), begun).to_arrow()
-    tensors, names = begun.tensors(), _packed_names(like.schema)
+    empty = encoder.initial_state(0).to("cpu")
+    template = StateTable(packed["set"].slice(0, 0).combine_chunks(), empty).to_arrow()
+    tensors, names = empty.tensors(), _packed_names(template.schema)
     widths = [_as_bytes(tensors[name]).shape[1] for name in names]
-    flat = _flat(packed["state"], MARK + sum(widths))
-    if flat is None or (flat[:, :MARK] != np.frombuffer(_mark(like.schema), np.uint8)).any():
+    flat = _flat(packed["state"], DIGEST_BYTES + sum(widths))
+    if (
+        flat is None
+        or (flat[:, :DIGEST_BYTES] != np.frombuffer(_digest(template.schema), np.uint8)).any()
+    ):
         raise StateMismatchError(
-            "these packed states were made by another model, or are damaged: unpack them with the encoder that made "
-            "them, in evaluation mode."
+            "the packed states were computed by another model, or they are corrupt. Unpack them "
+            "with the encoder that computed them, in evaluation mode."
         )
-    start = MARK
+    start = DIGEST_BYTES
     for name, width in zip(names, widths, strict=True):
         part = flat[:, start : start + width].copy().view(tensors[name].numpy().dtype)
         tensors[name] = torch.from_numpy(part).reshape(len(flat), *tensors[name].shape[1:])
         start += width
-    state = SetState.from_tensors(tensors, begun.aggregate, begun.fingerprint)
+    state = SetState.from_tensors(tensors, empty.aggregate, empty.fingerprint)
     return StateTable(combined(packed["set"]), state).to_arrow()
 
 
-def _mark(schema: pa.Schema) -> bytes:
-    """A digest of what all sets of a table share: weights, aggregates, shapes and slots."""
+def _digest(schema: pa.Schema) -> bytes:
+    """Return a digest of what all sets of a table share: weights, aggregates, shapes and slots."""
     return hashlib.sha256(schema.metadata[HEADER] + schema.metadata[FRAME]).digest()
 
 
 def _packed_names(schema: pa.Schema) -> list[str]:
-    """The tensors that have a row for each set, in the order in which they are packed."""
+    """Return the tensors that have one row per set, in the order in which they are packed."""
     return list(header_of(schema)["shapes"])
 
 
 def _as_bytes(part: torch.Tensor) -> np.ndarray:
-    """(N, ...) as (N, bytes)."""
+    """Return a tensor (N, ...) as bytes (N, B)."""
     return part.unsqueeze(-1).flatten(1).contiguous().numpy().view(np.uint8)
 
 
 def _flat(states: pa.ChunkedArray, width: int) -> np.ndarray | None:
-    """Packed states as (N, width); None if some have another width."""
+    """Return packed states as (N, width); None if some have another width."""
     if states.null_count:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Plan: what will be read, in what pieces, and with how much memory; made before anything is done."""
+"""Plan a run: inspect the inputs, split them into shards, and split the memory."""
 
 from __future__ import annotations
 
@@ -14,55 +14,51 @@ from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.persist import digest_of
 from setfold.core.weights import fingerprint_of
 from setfold.errors import FileError, InputError, SetfoldError
-from setfold.files.budget import Division, divide
-from setfold.files.columns import Columns, Feature
-from setfold.files.engines.task import Piece, Skipped, Stamp, Task
+from setfold.files.budget import Budget, split_memory
+from setfold.files.columns import ColumnSpec, Feature
+from setfold.files.engines.task import Shard, Skipped, Stamp, Task
 from setfold.files.inputs import Input, find_inputs
 from setfold.files.readers import Reader, open_reader
 from setfold.files.rows import rows_of
 from setfold.files.states import read_provenance
 
-PIECE_ROWS = 1 << 20
+SHARD_ROWS = 1 << 20
 SAMPLE_ROWS = 256
-POSITION = (
-    Feature("x"),
-    Feature("y"),
-    Feature("z"),
-)  # what a model of three numbers takes of a scan
-NAME_COPIES = 12  # of a name, on its way from a file to a table
+POSITION = (Feature("x"), Feature("y"), Feature("z"))  # default features of 3D models on scans
+ID_COPIES = 12  # copies of a set id in memory while its row is processed
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run will do.
+    """What a run reads, and how.
 
     Args:
-        task: how pieces become partial states.
-        pieces: all there is to read.
-        inputs: the files, with what they are known by.
-        rows: elements, where they can be told beforehand.
-        set_type: of the sets' names.
-        skipped: files that cannot be used and are left out.
-        division: of the memory.
-        memory: bytes that the process may take.
+        task: How shards become partial states.
+        shards: All shards, in order.
+        inputs: The files, with their stamps.
+        rows: The number of rows; None if it is not known before reading.
+        set_type: The type of the set ids.
+        skipped: Files that are skipped because they cannot be used.
+        budget: How the memory is split.
+        memory: The memory limit of the process in bytes.
     """
 
     task: Task
-    pieces: list[Piece]
+    shards: list[Shard]
     inputs: dict[str, Stamp]
     rows: int | None
     set_type: pa.DataType
     skipped: list[Skipped]
-    division: Division
+    budget: Budget
     memory: int
 
     @property
     def bytes(self) -> int:
-        """That will be read, at most."""
+        """The size of the inputs."""
         return sum(stamp.bytes for stamp in self.inputs.values())
 
-    def job(self) -> dict[str, object]:
-        """What the run is about, to be compared by one that goes on with it."""
+    def signature(self) -> dict[str, object]:
+        """Return what determines the result. A resumed run must have the same signature."""
         encoder, columns = self.task.encoder, self.task.columns
         return {
             "model": fingerprint_of(encoder, encoder.shaping_modules()).digest,
@@ -79,117 +75,118 @@ class Plan:
 def make_plan(
     encoder: StreamingSetEncoder,
     names: Sequence[str | Path],
-    columns: Columns,
+    columns: ColumnSpec,
     *,
     memory: int,
     skip: bool,
     states: Sequence[Path] = (),
 ) -> Plan:
-    """Look at all inputs, without reading them.
+    """Inspect all inputs, without reading more than a few rows.
 
     Args:
-        encoder: in evaluation mode.
-        names: files, folders and patterns.
-        columns: which columns are what.
-        memory: that the process may take.
-        skip: whether files that cannot be used are left out, rather than an error.
-        states: files of states to begin with.
+        encoder: The encoder, in evaluation mode.
+        names: Files, folders and glob patterns.
+        columns: Which columns hold the features and the set id.
+        memory: The memory limit of the process in bytes.
+        skip: Whether to skip files that cannot be used, instead of raising an error.
+        states: State files to start from.
     """
-    survey = _Survey(encoder, columns, skip)
+    scan = _InputScan(encoder, columns, skip)
     for path in states:
-        survey.look_at_states(path)
+        scan.add_states(path)
     for found in find_inputs(names) if names else ():
-        survey.look_at(found)
-    if not survey.pieces and survey.skipped:
-        raise InputError(f"no input can be used. The first: {survey.skipped[0].reason}")
-    model = sum(part.nbytes for part in (*encoder.parameters(), *encoder.buffers()))
-    row = row_bytes(encoder, survey.width or 1) + survey.name_bytes
-    division = divide(memory, model, survey.num_columns, row)
-    at_once = max(1, int(division.rows / survey.elements_per_row))
-    task = Task(encoder, survey.columns, survey.width, at_once, skip)
-    set_type = survey.set_type or pa.large_string()
-    return Plan(
-        task, survey.pieces, survey.inputs, survey.rows, set_type, survey.skipped, division, memory
-    )
+        scan.add_rows(found)
+    if not scan.shards and scan.skipped:
+        raise InputError(
+            f"none of the inputs can be used. The first error is: {scan.skipped[0].reason}"
+        )
+    model_bytes = sum(part.nbytes for part in (*encoder.parameters(), *encoder.buffers()))
+    row_bytes = estimate_row_bytes(encoder, scan.width or 1) + scan.id_bytes
+    budget = split_memory(memory, model_bytes, scan.num_columns, row_bytes)
+    batch_rows = max(1, int(budget.batch_rows / scan.elements_per_row))
+    task = Task(encoder, scan.columns, scan.width, batch_rows, skip)
+    set_type = scan.set_type or pa.large_string()
+    return Plan(task, scan.shards, scan.inputs, scan.rows, set_type, scan.skipped, budget, memory)
 
 
-def row_bytes(encoder: StreamingSetEncoder, width: int) -> int:
-    """What a row takes on its way: read ahead, laid out, sorted, and weighed for each slot."""
-    slots = max((part.shape[1] for part in encoder.initial_state(0).frame), default=1)
+def estimate_row_bytes(encoder: StreamingSetEncoder, width: int) -> int:
+    """Estimate the memory of one row: copies of its features, attention weights, activations."""
+    slots = max((part.shape[1] for part in encoder.draw_frame(None, None)), default=1)
     numbers = 4 * width + 4 * slots
-    if encoder.has_features:  # what a layer puts out is as wide as its weights
+    if encoder.has_features:  # the output of a layer is at most as wide as its weights
         numbers += 3 * max(
             (max(part.shape) for part in encoder.parameters() if part.dim()), default=1
         )
     return numbers * 8
 
 
-class _Survey:
-    """What is known of the inputs so far."""
+class _InputScan:
+    """What is known about the inputs so far."""
 
-    def __init__(self, encoder: StreamingSetEncoder, columns: Columns, skip: bool) -> None:
+    def __init__(self, encoder: StreamingSetEncoder, columns: ColumnSpec, skip: bool) -> None:
         self.columns, self.skip = columns, skip
         self.width = encoder.dim_in
-        self.pieces: list[Piece] = []
+        self.shards: list[Shard] = []
         self.inputs: dict[str, Stamp] = {}
         self.skipped: list[Skipped] = []
         self.rows: int | None = 0
         self.set_type: pa.DataType | None = None
         self.num_columns = 0
         self.is_sampled = False
-        self.elements_per_row = 1.0  # of a file; more where rows are exploded
-        self.name_bytes = 0  # of a set's name, in its several copies
+        self.elements_per_row = 1.0  # more than 1 if rows are exploded
+        self.id_bytes = 0  # for all copies of a set id
 
-    def look_at_states(self, path: Path) -> None:
-        """Add a file of states."""
+    def add_states(self, path: Path) -> None:
+        """Add a state file."""
         if not path.is_file():
-            raise FileError(f"there is no file {path}.")
+            raise FileError(f"there is no file {path}. Check the path.")
         stamp = Stamp.of(path)
-        kind, sets, _ = read_provenance(path)
-        self._agree_on(kind, path)
+        set_type, sets, _ = read_provenance(path)
+        self._check_set_type(set_type, path)
         self.inputs[str(path)] = stamp
         if sets:
-            self.pieces.append(Piece(Input(path, {}), stamp, 0, sets, 1.0, states=True))
+            self.shards.append(Shard(Input(path, {}), stamp, 0, sets, 1.0, holds_states=True))
 
-    def look_at(self, found: Input) -> None:
+    def add_rows(self, found: Input) -> None:
         """Add a file of rows."""
         try:
             stamp = Stamp.of(found.path)
             with open_reader(found.path, self.columns.set, self.columns.named) as reader:
-                pieces = list(self._pieces(found, stamp, reader))
+                shards = list(self._split(found, stamp, reader))
         except SetfoldError as error:
             if not self.skip:
                 raise
             self.skipped.append(Skipped(str(found.path), None, str(error)))
             return
         self.inputs[str(found.path)] = stamp
-        self.pieces += pieces
+        self.shards += shards
         if self.rows is not None:
             self.rows = None if reader.num_rows is None else self.rows + reader.num_rows
 
-    def _pieces(self, found: Input, stamp: Stamp, reader: Reader) -> Iterator[Piece]:
+    def _split(self, found: Input, stamp: Stamp, reader: Reader) -> Iterator[Shard]:
+        """Validate the columns of a file and split its rows into shards."""
         path, partition = found
-        if self.columns.features is None and self._is_cloud(reader.schema):
+        if self.columns.features is None and self._is_scan(reader.schema):
             self.columns = replace(self.columns, features=POSITION)
         names = self.columns.needed(reader.schema, partition, path)
-        self._agree_on(self._set_type(reader, partition), path)
+        self._check_set_type(self._set_type(reader, partition), path)
         if self.width is None:
             self.width = self.columns.width(reader.schema)
         if self.width is not None:
             self.columns.check_width(reader.schema, self.width, path)
         if not self.is_sampled:
-            with suppress(FileError):  # will be found again, and told or listed, when all is read
+            with suppress(FileError):  # raised or listed when the rows are read
                 self._sample(reader, names, found)
-        # What an element is made of, the first file decides; others may have it in another order.
+        # The first file determines the features; later files may have them in another order.
         self.columns = replace(self.columns, features=self.columns.chosen(reader.schema))
         self.num_columns = max(self.num_columns, len(names))
         total = reader.num_rows
-        for start, stop in reader.cuts(PIECE_ROWS):
+        for start, stop in reader.cuts(SHARD_ROWS):
             share = 1.0 if stop is None or not total else (stop - start) / total
-            yield Piece(found, stamp, start, stop, share)
+            yield Shard(found, stamp, start, stop, share)
 
-    def _is_cloud(self, schema: pa.Schema) -> bool:
-        """Whether a file has a position and more, and the model takes a position."""
+    def _is_scan(self, schema: pa.Schema) -> bool:
+        """Whether a file has x, y, z and more, and the model expects three numbers."""
         chosen = self.columns.chosen(schema)
         return self.width == len(POSITION) < len(chosen) and set(POSITION) <= {*chosen}
 
@@ -199,7 +196,7 @@ class _Survey:
         return self.columns.set_type(reader.schema, partition)
 
     def _sample(self, reader: Reader, names: list[str], found: Input) -> None:
-        """Look at the first rows of the first file that has any: what only rows can tell."""
+        """Read the first rows of the first file that has any, to learn what only rows can tell."""
         dtype, partition = np.dtype(np.float32), found.partition
         for batch in reader.read(names, 0, None, rows=SAMPLE_ROWS):
             rows = rows_of(
@@ -210,14 +207,14 @@ class _Survey:
                 self.width = rows.elements.shape[1]
                 self.elements_per_row = max(1.0, len(rows.elements) / rows.read)
                 if rows.sets is not None:
-                    self.name_bytes = NAME_COPIES * rows.sets.nbytes // len(rows.sets)
+                    self.id_bytes = ID_COPIES * rows.sets.nbytes // len(rows.sets)
             return
 
-    def _agree_on(self, kind: pa.DataType, path: Path) -> None:
+    def _check_set_type(self, set_type: pa.DataType, path: Path) -> None:
         if self.set_type is None:
-            self.set_type = kind
-        elif self.set_type != kind:
+            self.set_type = set_type
+        elif self.set_type != set_type:
             raise InputError(
-                f"the sets of {path} are named by {kind}, those of the inputs before it by {self.set_type}: all must be "
-                "of one type."
+                f"the set ids of {path} are {set_type}, those of earlier inputs are "
+                f"{self.set_type}. Convert them to one type."
             )

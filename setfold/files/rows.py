@@ -1,42 +1,34 @@
-"""From record batches to elements: what a row of a file becomes."""
+"""Convert record batches into elements and set ids, and find bad rows."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from setfold.errors import InputError
-from setfold.files.columns import Columns, Feature, is_list, parse_features
+from setfold.files.columns import ColumnSpec, is_list
+from setfold.files.readers import BadRow
 
-__all__ = ["BadRow", "Columns", "Feature", "Rows", "parse_features", "rows_of"]
-
-BLOCK = 8192  # rows that are laid out at a time; more do not stay in the cache
-
-
-class BadRow(NamedTuple):
-    """A row that cannot be an element, and why."""
-
-    row: int
-    reason: str
+BLOCK_ROWS = 8192  # rows that are copied at a time; more would not fit into the CPU cache
 
 
 @dataclass(frozen=True)
 class Rows:
-    """What a batch holds: elements, and the sets that they belong to.
+    """The elements of a batch, and the sets that they belong to.
 
     Args:
-        sets: the id of each element's set, without nulls; None where the file is one set.
-        elements: `(n, d)`, C-contiguous; possibly a view of the batch, so do not write to it.
-        bad: rows that were left out, in order.
-        read: how many rows the batch had, good and bad.
-        first: the number of the batch's first row in its file.
-        kept: for each element its row in the batch; None if that is 0, 1, 2, ...
-        empty: of rows that are exploded and hold no element, the sets' ids, or else the rows' numbers.
+        sets: The set id of each element, without nulls; None if the file is one set.
+        elements: `(n, d)`, C-contiguous. It may be a view of the batch, so do not write to it.
+        bad: The bad rows, which have no elements, in order.
+        read: The number of rows in the batch, good and bad.
+        first: The row number of the batch's first row in its file.
+        kept: The row of each element in the batch; None if that is 0, 1, 2, ...
+        empty: For exploded rows without elements, the set ids, or the row numbers if there is no
+            set column.
     """
 
     sets: pa.Array | None
@@ -49,7 +41,7 @@ class Rows:
 
     @property
     def numbers(self) -> np.ndarray:
-        """For each element, the row of the file that it stands in."""
+        """The row number of each element in its file."""
         if self.kept is None:
             return np.arange(self.first, self.first + len(self.elements))
         return self.first + self.kept
@@ -57,26 +49,26 @@ class Rows:
 
 def rows_of(
     batch: pa.RecordBatch,
-    columns: Columns,
+    columns: ColumnSpec,
     *,
     first: int,
     dtype: np.dtype,
     width: int | None,
     partition: Mapping[str, str],
 ) -> Rows:
-    """The elements of a batch, and the rows that are none.
+    """Extract the elements of a batch, and find its bad rows.
 
     Args:
-        batch: the columns that `columns.needed` names.
-        columns: what is what.
-        first: the number of the batch's first row in its file.
-        dtype: what the elements shall be. Factors are applied in float64, before.
-        width: how many numbers an element has; None to take the first row's word for it.
-        partition: the key=value parts of the file's path.
+        batch: The columns that `columns.needed` returns.
+        columns: Which columns hold the features and the set id.
+        first: The row number of the batch's first row in its file.
+        dtype: The dtype of the elements. Factors are applied in float64 before the conversion.
+        width: The number of features of an element; None to use the width of the first row.
+        partition: The key=value folders in the path of the file.
 
     >>> batch = pa.record_batch({"event": [7, 7, 8], "x": [1.0, None, 3.0], "y": [4, 5, 6]})
     >>> rows = rows_of(
-    ...     batch, Columns(None, "event"), first=0, dtype=np.dtype("f4"), width=2, partition={}
+    ...     batch, ColumnSpec(None, "event"), first=0, dtype=np.dtype("f4"), width=2, partition={}
     ... )
     >>> rows.sets.to_pylist(), rows.elements.tolist(), rows.bad
     ([7, 8], [[1.0, 4.0], [3.0, 6.0]], (BadRow(row=1, reason="column 'x' is null"),))
@@ -96,7 +88,8 @@ def rows_of(
     if width is not None and elements.shape[1] != width:
         if len(elements):
             raise InputError(
-                f"elements have {elements.shape[1]} numbers ({', '.join(draft.names)}); expected {width}."
+                f"elements have {elements.shape[1]} numbers ({', '.join(draft.names)}); expected "
+                f"{width}. Select other columns with --features."
             )
         elements = np.empty((0, width), dtype)
     if draft.sets is None and columns.set is not None:
@@ -106,12 +99,12 @@ def rows_of(
     rows = Rows(draft.sets, elements, bad, batch.num_rows, first, draft.kept)
     if not columns.explode:
         return rows
-    hollow = draft.hollow
+    empty = draft.empty
     if columns.set is None:
-        return replace(rows, sets=pa.array(rows.numbers), empty=pa.array(first + hollow))
+        return replace(rows, sets=pa.array(rows.numbers), empty=pa.array(first + empty))
     if sets is None:
-        return replace(rows, empty=pa.repeat(value, len(hollow)))
-    return replace(rows, empty=sets.take(pa.array(hollow)))
+        return replace(rows, empty=pa.repeat(value, len(empty)))
+    return replace(rows, empty=sets.take(pa.array(empty)))
 
 
 def _decoded(array: pa.Array) -> pa.Array:
@@ -120,52 +113,53 @@ def _decoded(array: pa.Array) -> pa.Array:
 
 @dataclass
 class _Draft:
-    """Elements while they are being checked: what is bad is dropped, with all else of its row."""
+    """Elements during validation. If one is bad, all elements of its row are dropped."""
 
     names: list[str]
     arrays: list[pa.Array]
     set_name: str
     sets: pa.Array | None
-    kept: np.ndarray | None = None  # for each element its row in the batch; None for 0, 1, 2, ...
+    kept: np.ndarray | None = None  # the row of each element in the batch; None for 0, 1, 2, ...
     reasons: dict[int, str] = field(default_factory=dict)
-    hollow: np.ndarray = field(
+    empty: np.ndarray = field(
         default_factory=lambda: np.empty(0, np.int64)
     )  # rows without elements
 
     def drop_nulls(self) -> None:
-        """Drop rows with a null in the set's id, in a feature, or inside a feature's list."""
+        """Drop rows with a null in the set id, in a feature, or in the list of a feature."""
         named = list(zip(self.names, self.arrays, strict=True))
         if self.sets is not None:
             named.insert(0, (self.set_name, self.sets))
         for name, array in named:
             if array.null_count:
-                self._blame(np.flatnonzero(array.is_null()), f"column {name!r} is null")
+                self._reject(np.flatnonzero(array.is_null()), f"column {name!r} is null")
             if is_list(array.type) and (values := array.flatten()).null_count:
                 places = _owners(array)[np.flatnonzero(values.is_null())]
-                self._blame(places, f"column {name!r} has a null in its list")
+                self._reject(places, f"column {name!r} has a null in its list")
         self._drop()
 
     def explode(self) -> None:
-        """Make an element of each place in the lists of a row."""
+        """Turn each position in the lists of a row into an element."""
         listed = [place for place, array in enumerate(self.arrays) if is_list(array.type)]
         lengths = [_lengths(self.arrays[place]) for place in listed]
         for place, others in zip(listed[1:], lengths[1:], strict=True):
             unequal = np.flatnonzero(others != lengths[0])
             names = f"{self.names[listed[0]]!r} and {self.names[place]!r}"
-            self._blame(unequal, f"the lists of columns {names} differ in length")
+            self._reject(unequal, f"the lists of columns {names} differ in length")
         self._drop()
         rows = np.arange(len(self.arrays[0])) if self.kept is None else self.kept
-        self.hollow = rows[_lengths(self.arrays[listed[0]]) == 0]
+        self.empty = rows[_lengths(self.arrays[listed[0]]) == 0]
         owners = _owners(self.arrays[listed[0]])
         self.arrays = [a.flatten() if is_list(a.type) else a.take(owners) for a in self.arrays]
         self.sets = self.sets if self.sets is None else self.sets.take(owners)
         self.kept = owners if self.kept is None else self.kept[owners]
 
     def drop_other_widths(self, width: int | None) -> None:
-        """Drop rows whose lists are not as long as they should be.
+        """Drop rows whose lists have the wrong length.
 
         Args:
-            width: how many numbers an element has, in all its columns; None for as many as the first.
+            width: The number of features of an element, over all columns; None to use the width of
+                the first row.
         """
         lists = [array for array in self.arrays if is_list(array.type)]
         if all(pa.types.is_fixed_size_list(array.type) for array in lists) or not len(lists[0]):
@@ -180,18 +174,18 @@ class _Draft:
         for total in np.unique(totals[wrong]).tolist():
             reason = f"the row has {total} numbers; expected {width}"
             if total == width:
-                reason = "the row's lists are not as long as in other rows"
-            self._blame(wrong[totals[wrong] == total], reason)
+                reason = "the lists of the row differ in length from those of other rows"
+            self._reject(wrong[totals[wrong] == total], reason)
         self._drop()
 
-    def _blame(self, places: np.ndarray, reason: str) -> None:
-        """Note why the rows of these elements are bad, unless something was wrong before."""
+    def _reject(self, places: np.ndarray, reason: str) -> None:
+        """Record why the rows of these elements are bad. The first reason for a row is kept."""
         rows = places if self.kept is None else self.kept[places]
         for row in rows.tolist():
             self.reasons.setdefault(row, reason)
 
     def _drop(self) -> None:
-        """Drop all elements of rows that something was said against."""
+        """Drop all elements of rejected rows."""
         if not self.reasons:
             return
         rows = np.arange(len(self.arrays[0])) if self.kept is None else self.kept
@@ -203,31 +197,31 @@ class _Draft:
 
 
 def _lengths(array: pa.Array) -> np.ndarray:
-    """How long each list is; a null is as long as what `flatten` makes of it."""
+    """Return the length of each list; 0 for a null, as in `flatten`."""
     return pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
 
 
 def _owners(array: pa.Array) -> np.ndarray:
-    """For each value in `flatten`, the place of the list that it stood in."""
+    """Return, for each value in `flatten`, the position of the list that contains it."""
     return np.repeat(np.arange(len(array)), _lengths(array))
 
 
 def _matrix(arrays: Sequence[pa.Array], factors: Sequence[float], dtype: np.dtype) -> np.ndarray:
-    """Columns side by side, each times its factor; without a copy where one has it all."""
+    """Stack columns, each multiplied by its factor. A single column is not copied if possible."""
     blocks = [_block(array) for array in arrays]
     if len(blocks) == 1 and blocks[0].dtype == dtype and factors[0] == 1:
         return np.ascontiguousarray(blocks[0] if blocks[0].ndim == 2 else blocks[0][:, None])
     ends = np.cumsum([block.shape[1] if block.ndim == 2 else 1 for block in blocks]).tolist()
-    # A plain column goes to a number, not to a slice: numpy copies that twice as fast.
+    # A plain column is assigned to an index, not to a slice, which is twice as fast in NumPy.
     targets = [
         slice(end - block.shape[1], end) if block.ndim == 2 else end - 1
         for block, end in zip(blocks, ends, strict=True)
     ]
     size = len(blocks[0])
     matrix = np.empty((size, ends[-1]), dtype)
-    with np.errstate(over="ignore"):  # what is too large becomes infinite, and is found as that
-        for start in range(0, size, BLOCK):
-            part = slice(start, start + BLOCK)
+    with np.errstate(over="ignore"):  # overflows become infinite, and are found later
+        for start in range(0, size, BLOCK_ROWS):
+            part = slice(start, start + BLOCK_ROWS)
             for block, factor, target in zip(blocks, factors, targets, strict=True):
                 numbers = block[part]
                 if factor != 1:
@@ -237,7 +231,7 @@ def _matrix(arrays: Sequence[pa.Array], factors: Sequence[float], dtype: np.dtyp
 
 
 def _block(array: pa.Array) -> np.ndarray:
-    """The numbers of a column without nulls, `(n,)`, or of one of lists of one length, `(n, d)`."""
+    """Return a column without nulls as `(n,)`, or as `(n, d)` if it holds lists of one length."""
     if is_list(array.type):
         size = len(array)
         numbers = _block(array.flatten())

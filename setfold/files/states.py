@@ -1,7 +1,8 @@
-"""Files of states: what `--states` keeps, and what `update`, `merge` and `readout` take.
+"""State files: written by `encode --states`, and read by `update`, `merge` and `readout`.
 
-An Arrow file: one row for each set, sorted by the set's name. Its metadata holds the model, so that the file is all
-that is needed to go on, and the inputs that went into it, so that none is counted twice.
+A state file is an Arrow file with one row per set, sorted by set id. Its metadata contains the
+model, so that no other file is needed to update it, and the inputs that it was computed from, so
+that none is counted twice.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import nn
 
 from setfold.core.models import load, save
 from setfold.errors import DescriptionError, FileError
-from setfold.files.columns import Columns, Feature
+from setfold.files.columns import ColumnSpec, Feature
 from setfold.files.tables.table import StateTable, header_of
 
 MODEL, INPUTS, COLUMNS = b"setfold.model", b"setfold.inputs", b"setfold.columns"
@@ -25,52 +26,55 @@ MODEL, INPUTS, COLUMNS = b"setfold.model", b"setfold.inputs", b"setfold.columns"
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where states come from.
+    """What states were computed from.
 
     Args:
-        model: the bytes of the model's file; None for a model that cannot be written down.
-        inputs: by name, size and time of the files whose elements are in the states.
-        columns: what of those files the elements are made of; None where nobody knows.
+        model: The content of the model file; None if the model cannot be saved.
+        inputs: Size and modification time of the inputs, by absolute path.
+        columns: The columns that were read; None if they are not known.
     """
 
     model: bytes | None
     inputs: dict[str, list[int]] = field(default_factory=dict)
-    columns: Columns | None = None
+    columns: ColumnSpec | None = None
 
     def metadata(self) -> dict[bytes, bytes]:
-        """Entries for the metadata of an Arrow schema."""
+        """Return entries for the metadata of an Arrow schema."""
         columns = None if self.columns is None else asdict(self.columns)
-        known = {INPUTS: json.dumps(self.inputs).encode(), COLUMNS: json.dumps(columns).encode()}
-        return known if self.model is None else known | {MODEL: self.model}
+        entries = {INPUTS: json.dumps(self.inputs).encode(), COLUMNS: json.dumps(columns).encode()}
+        return entries if self.model is None else entries | {MODEL: self.model}
 
 
 def read_states(path: Path) -> Iterator[StateTable]:
-    """The states of a file, some sets at a time.
+    """Yield the states of a file, some sets at a time.
 
     Raises:
-        FileError: it is missing, truncated, corrupt or no file of states.
+        FileError: The file is missing, truncated, corrupt or not a state file.
     """
     for batch in _batches(path):
         yield StateTable.from_arrow(pa.Table.from_batches([batch]))
 
 
 def read_provenance(path: Path) -> tuple[pa.DataType, int, Provenance]:
-    """The type of the sets' names in a file of states, how many there are, and where they come from."""
+    """Return the type of the set ids in a state file, the number of sets, and their provenance."""
     try:
-        # Mapped, so that to count is not to read.
+        # Memory-mapped, so that counting the rows does not read them.
         with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as file:
             schema = file.schema
             sets = sum(file.get_batch(i).num_rows for i in range(file.num_record_batches))
     except (pa.ArrowException, OSError) as error:
-        raise _damaged(path, error) from error
-    if header_of(schema, path)["kind"] != "states":
-        raise FileError(f"{path} holds no states: keep them with --states when you encode.")
+        raise _read_error(path, error) from error
+    if (kind := header_of(schema, path)["kind"]) != "states":
+        raise FileError(
+            f"expected states in {path}; got {kind}. Pass the file that was written by "
+            "encode --states."
+        )
     metadata = schema.metadata
     inputs = json.loads(metadata.get(INPUTS, b"{}"))
     columns = json.loads(metadata.get(COLUMNS, b"null"))
     if columns is not None:
         features = tuple(Feature(*feature) for feature in columns["features"] or ()) or None
-        columns = Columns(features, columns["set"], columns["explode"])
+        columns = ColumnSpec(features, columns["set"], columns["explode"])
     return schema.field("set").type, sets, Provenance(metadata.get(MODEL), inputs, columns)
 
 
@@ -81,19 +85,20 @@ def _batches(path: Path) -> Iterator[pa.RecordBatch]:
             for number in range(file.num_record_batches):
                 yield file.get_batch(number)
     except (pa.ArrowException, OSError) as error:
-        raise _damaged(path, error) from error
+        raise _read_error(path, error) from error
 
 
-def _damaged(path: Path, error: Exception) -> FileError:
+def _read_error(path: Path, error: Exception) -> FileError:
     if not path.exists():
-        return FileError(f"there is no file {path}.")
+        return FileError(f"there is no file {path}. Check the path.")
     return FileError(
-        f"{path} is no file of states, which encode --states writes, or it is truncated or corrupt ({error})."
+        f"{path} is truncated, corrupt or not a state file ({error}). Pass a file that was written "
+        "by encode --states."
     )
 
 
-def model_bytes(model: nn.Module) -> bytes | None:
-    """A model as `setfold.save` writes it; None for one that cannot be written down."""
+def model_to_bytes(model: nn.Module) -> bytes | None:
+    """Return the content of the file that `setfold.save` writes; None if it cannot be saved."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.safetensors"
         try:
@@ -103,8 +108,8 @@ def model_bytes(model: nn.Module) -> bytes | None:
         return path.read_bytes()
 
 
-def model_from(content: bytes, allow: Iterable[str] = ()) -> nn.Module:
-    """The model that `model_bytes` wrote down."""
+def model_from_bytes(content: bytes, allow: Iterable[str] = ()) -> nn.Module:
+    """Load a model from the result of `model_to_bytes`."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.safetensors"
         path.write_bytes(content)

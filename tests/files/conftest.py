@@ -1,4 +1,4 @@
-"""What all jobs are tried with."""
+"""Fixtures for runs on files."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import os
 
 import pytest
 
-from setfold.files import journal as work
-from setfold.files import plan
-from setfold.files.budget import Division
+from setfold.files import journal, plan
+from setfold.files.budget import Budget
 from setfold.files.tables import spill
 
 
 @pytest.fixture
 def tight(monkeypatch):
-    """Very little memory, small batches and small pieces, a save after each step: everything happens."""
-    monkeypatch.setattr(plan, "divide", lambda *_: Division(rows=64, budget=20_000))
-    monkeypatch.setattr(plan, "PIECE_ROWS", 300)
+    """Little memory, small batches and shards, and a checkpoint after each step."""
+    budget = Budget(batch_rows=64, store_bytes=20_000)
+    monkeypatch.setattr(plan, "split_memory", lambda *_: budget)
+    monkeypatch.setattr(plan, "SHARD_ROWS", 300)
     monkeypatch.setattr(spill, "BUCKETS", 4)
-    monkeypatch.setattr(work, "SAVE_SHARE", math.inf)
-    monkeypatch.setattr(os, "fsync", lambda _: None)  # a disk's time, many times over
+    monkeypatch.setattr(journal, "SAVE_SHARE", math.inf)
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # slow, and called very often

@@ -1,4 +1,4 @@
-"""Files of sets to try jobs on, and what is to come out."""
+"""Test data in files, and the expected encodings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def encoder(**options):
 
 
 def rows(count=600, sets=40, seed=0, names=int):
-    """Rows of sets of very different sizes, in any order."""
+    """Random rows of sets of very different sizes, in random order."""
     generator = np.random.default_rng(seed)
     weights = 1 / np.arange(1, sets + 1)
     ids = generator.choice(sets, count, p=weights / weights.sum())
@@ -36,7 +36,7 @@ def rows(count=600, sets=40, seed=0, names=int):
 
 
 def write(folder, table, files=4, name="part-{}.parquet", **options):
-    """Spread a table over Parquet files."""
+    """Write a table to several Parquet files."""
     folder.mkdir(parents=True, exist_ok=True)
     size = -(-len(table) // files)
     for number in range(files):
@@ -46,7 +46,7 @@ def write(folder, table, files=4, name="part-{}.parquet", **options):
 
 
 def expected(model, table):
-    """Name by name, count and encoding by the paper's formula in plain loops, in float64."""
+    """Return count and encoding by set id, computed with plain loops in float64."""
     grouped, slots = {}, model.initial_state(1).slots[0].detach().double().numpy()
     elements = np.stack([table[f"f{i}"].to_numpy() for i in range(WIDTH)], 1).astype(np.float64)
     for name, element in zip(table["event"].to_pylist(), elements, strict=True):
@@ -58,7 +58,7 @@ def expected(model, table):
 
 
 def assert_encodes(path, model, table):
-    """A Parquet file holds the encodings of the sets of a table, sorted."""
+    """Assert that a Parquet file has the encodings of the sets of a table, sorted by set id."""
     found, wanted = pq.read_table(path), expected(model, table)
     assert found["set"].to_pylist() == sorted(wanted)
     encodings = np.array(found["encoding"].to_pylist())
@@ -70,7 +70,7 @@ def assert_encodes(path, model, table):
 
 
 def fork(function):
-    """Run a function in a process that begins as a copy of this one."""
+    """Run a function in a forked process."""
     process = multiprocessing.get_context("fork").Process(target=function)
     process.start()
     return process
@@ -82,7 +82,7 @@ def encode(model, folder, out, **options):
 
 @contextmanager
 def stopping(monkeypatch, owner, name, call, after):
-    """Within, a call of a method ends the run: before it does anything, or after it has done all."""
+    """Interrupt the run at the n-th call of a method, before or after the call."""
     original, calls = getattr(owner, name), itertools.count(1)
 
     def stop(*arguments):
@@ -99,8 +99,8 @@ def stopping(monkeypatch, owner, name, call, after):
         yield
 
 
-def interrupted(monkeypatch, model, folder, out, after=5, **options):
-    """A run that ended before its time, after some steps."""
+def interrupt(monkeypatch, model, folder, out, after=5, **options):
+    """Interrupt a run after some steps."""
     original = local.steps
 
     def steps(*arguments):

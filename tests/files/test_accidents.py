@@ -1,4 +1,4 @@
-"""Killed, full disks, inputs that change, two runs at once: nothing is lost, and nothing is wrong."""
+"""Interrupted runs, full disks, changed inputs and concurrent runs."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from pathlib import Path
 import pytest
 
 import setfold
-from setfold.files import journal as work
-from setfold.files import run
+from setfold.files import journal, run
 from setfold.files.tables import store
 from tests.files.files import (
     assert_encodes,
     encode,
     encoder,
     fork,
-    interrupted,
+    interrupt,
     rows,
     stopping,
     write,
@@ -31,17 +30,17 @@ from tests.files.files import (
 def test_killed_at_any_moment_it_ends_with_the_same_bytes(tmp_path, tight, monkeypatch, states):
     folder, model = write(tmp_path / "in", rows(1500, 200)), encoder()
 
-    def job(out, **options):
+    def run_encode(out, **options):
         kept = {"states": tmp_path / out / "s.arrow"} if states else {}
         return encode(model, folder, tmp_path / out / "o.parquet", **kept, **options)
 
     (tmp_path / "whole").mkdir()
     (tmp_path / "parts").mkdir()
-    job("whole")
+    run_encode("whole")
     kills, generator = 0, random.Random(0)
     for _ in range(12):
-        process = fork(lambda: job("parts", resume=True))
-        process.join(generator.uniform(0.02, 0.35) if kills else 0.03)  # once, surely
+        process = fork(lambda: run_encode("parts", resume=True))
+        process.join(generator.uniform(0.02, 0.35) if kills else 0.03)  # at least one kill
         if process.exitcode is not None:
             break
         os.kill(process.pid, signal.SIGKILL)
@@ -49,7 +48,7 @@ def test_killed_at_any_moment_it_ends_with_the_same_bytes(tmp_path, tight, monke
         kills += 1
         assert not (tmp_path / "parts" / "o.parquet").exists() or states
     assert kills > 0
-    job("parts", resume=True)
+    run_encode("parts", resume=True)
     for name in ("o.parquet", "s.arrow")[: 2 if states else 1]:
         assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     assert not list((tmp_path / "parts").glob("*.work"))
@@ -59,17 +58,19 @@ def test_killed_at_any_moment_it_ends_with_the_same_bytes(tmp_path, tight, monke
 @pytest.mark.parametrize("place", ["add", "save", "close", "drain_bucket", "drop_bucket", "files"])
 def test_stopped_anywhere_it_ends_with_the_same_bytes(tmp_path, tight, monkeypatch, place, after):
     folder, model = write(tmp_path / "in", rows(600, 100)), encoder()
-    encode(model, folder, tmp_path / "whole.parquet")
+    whole = encode(model, folder, tmp_path / "whole.parquet")
     for call in (1, 4, 15):
         with stopping(monkeypatch, store.Store, place, call, after):
             encode(model, folder, tmp_path / "parts.parquet", resume=True)
-            break  # there are not so many calls
+            break  # there are fewer calls
         assert not (tmp_path / "parts.parquet").exists()
-    encode(model, folder, tmp_path / "parts.parquet", resume=True)
+    parts = encode(model, folder, tmp_path / "parts.parquet", resume=True)
+    assert whole.spills > 0
+    assert (parts.spills, parts.bytes_spilled) == (whole.spills, whole.bytes_spilled)
     assert (tmp_path / "parts.parquet").read_bytes() == (tmp_path / "whole.parquet").read_bytes()
 
 
-@pytest.mark.parametrize("place", ["publish", "report"])
+@pytest.mark.parametrize("place", ["publish", "publish_report"])
 def test_stopped_at_the_very_end_it_is_done(tmp_path, tight, monkeypatch, place):
     table, model, states = rows(), encoder(), tmp_path / "states.arrow"
     days = [write(tmp_path / f"day {i}", table[i * 300 :][:300]) for i in range(2)]
@@ -79,9 +80,9 @@ def test_stopped_at_the_very_end_it_is_done(tmp_path, tight, monkeypatch, place)
         original(self)
         raise KeyboardInterrupt
 
-    original = getattr(work.Work, place)
+    original = getattr(journal.WorkFolder, place)
     with monkeypatch.context() as patch:
-        patch.setattr(work.Work, place, stop)
+        patch.setattr(journal.WorkFolder, place, stop)
         with pytest.raises(KeyboardInterrupt):
             setfold.update_states(states, days[1], set="event")
     assert setfold.update_states(states, days[1], set="event", resume=True).elements == 600
@@ -97,12 +98,12 @@ def test_what_is_done_is_not_taken_for_something_else(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(work.Work, "publish", stop)
+        patch.setattr(journal.WorkFolder, "publish", stop)
         with pytest.raises(KeyboardInterrupt):
             encode(encoder(), days[0], tmp_path / "out.parquet")
-    with pytest.raises(setfold.InputError, match="something else: other inputs"):
+    with pytest.raises(setfold.InputError, match="had different inputs"):
         encode(encoder(), days[1], tmp_path / "out.parquet", resume=True)
-    monkeypatch.chdir(tmp_path / "day 0")  # whose names are other ones from here
+    monkeypatch.chdir(tmp_path / "day 0")  # relative names differ from here
     encode(encoder(), "../day 0", "../out.parquet", resume=True)
     assert_encodes(tmp_path / "out.parquet", encoder(), rows(seed=0))
 
@@ -124,8 +125,8 @@ def test_outputs_may_be_on_different_disks(tmp_path, monkeypatch):
 
 def test_what_is_left_is_neither_ignored_nor_dropped_silently(tmp_path, tight, monkeypatch):
     folder, model, out = write(tmp_path / "in", rows()), encoder(), tmp_path / "out.parquet"
-    interrupted(monkeypatch, model, folder, out)
-    with pytest.raises(setfold.InputError, match=r"did not end.*--resume.*--restart"):
+    interrupt(monkeypatch, model, folder, out)
+    with pytest.raises(setfold.InputError, match=r"interrupted.*--resume.*--restart"):
         encode(model, folder, out)
     with pytest.raises(setfold.InputError, match="not both"):
         encode(model, folder, out, resume=True, restart=True)
@@ -135,7 +136,7 @@ def test_what_is_left_is_neither_ignored_nor_dropped_silently(tmp_path, tight, m
 
 def test_inputs_that_changed_are_noticed(tmp_path, tight, monkeypatch):
     folder, model, out = write(tmp_path / "in", rows()), encoder(), tmp_path / "out.parquet"
-    interrupted(monkeypatch, model, folder, out)
+    interrupt(monkeypatch, model, folder, out)
     os.utime(folder / "part-0.parquet", ns=(0, 0))
     with pytest.raises(setfold.FileError, match=r"part-0\.parquet has changed"):
         encode(model, folder, out, resume=True)
@@ -146,13 +147,13 @@ def test_inputs_that_changed_are_noticed(tmp_path, tight, monkeypatch):
 
 def test_inputs_that_change_while_they_are_read_are_noticed(tmp_path, tight, monkeypatch):
     folder, out = write(tmp_path / "in", rows()), tmp_path / "out.parquet"
-    original = run.Run._tell
+    original = run.Run._report_progress
 
-    def tell(self, *arguments):
+    def report(self, *arguments):
         os.utime(folder / "part-3.parquet", ns=(0, 0))
         original(self, *arguments)
 
-    monkeypatch.setattr(run.Run, "_tell", tell)
+    monkeypatch.setattr(run.Run, "_report_progress", report)
     with pytest.raises(setfold.FileError, match=r"part-3\.parquet has changed"):
         encode(encoder(), folder, out)
     assert not out.exists()
@@ -160,33 +161,38 @@ def test_inputs_that_change_while_they_are_read_are_noticed(tmp_path, tight, mon
 
 @pytest.mark.parametrize(
     ("change", "word"),
-    [({"features": "f2,f1,f0"}, "other columns"), ({"skip_errors": True}, "another one: on_error")],
+    [
+        ({"features": "f2,f1,f0"}, "had different columns"),
+        ({"skip_errors": True}, "had a different on_error"),
+    ],
 )
-def test_another_job_cannot_go_on_with_it(tmp_path, tight, monkeypatch, change, word):
+def test_a_run_with_other_arguments_cannot_resume(tmp_path, tight, monkeypatch, change, word):
     folder, model, out = write(tmp_path / "in", rows()), encoder(), tmp_path / "out.parquet"
-    interrupted(monkeypatch, model, folder, out)
+    interrupt(monkeypatch, model, folder, out)
     with pytest.raises(setfold.InputError, match=word):
         encode(model, folder, out, resume=True, **change)
-    with pytest.raises(setfold.InputError, match="another one: model"):
+    with pytest.raises(setfold.InputError, match="had a different model"):
         encode(encoder(aggregate="max"), folder, out, resume=True)
 
 
 def test_damaged_journals_are_refused(tmp_path, tight, monkeypatch):
     folder, model, out = write(tmp_path / "in", rows()), encoder(), tmp_path / "out.parquet"
-    interrupted(monkeypatch, model, folder, out)
+    interrupt(monkeypatch, model, folder, out)
     (tmp_path / "out.parquet.work" / "journal").write_text("{")
     with pytest.raises(setfold.FileError, match="--restart"):
         encode(model, folder, out, resume=True)
+    encode(model, folder, out, restart=True)
+    assert_encodes(out, model, rows())
 
 
 def test_two_runs_for_one_output_keep_out_of_each_others_way(tmp_path, monkeypatch):
     folder, model, out = write(tmp_path / "in", rows()), encoder(), tmp_path / "out.parquet"
 
-    def tell(_):
+    def callback(_):
         with pytest.raises(setfold.FileError, match="another process is writing"):
             encode(model, folder, out)
 
-    encode(model, folder, out, progress=tell)
+    encode(model, folder, out, progress=callback)
     assert_encodes(out, model, rows())
 
 

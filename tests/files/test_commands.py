@@ -1,4 +1,4 @@
-"""setfold encode, update, merge, readout, as they are typed."""
+"""The commands encode, update, merge and readout."""
 
 from __future__ import annotations
 

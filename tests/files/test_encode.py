@@ -1,4 +1,4 @@
-"""Files in, vectors out: the answer, whatever the memory and the cut."""
+"""encode_sets: the same encodings for every memory limit, file layout and output format."""
 
 from __future__ import annotations
 
@@ -87,18 +87,18 @@ def test_features_are_chosen_ordered_and_scaled(tmp_path):
     assert_encodes(tmp_path / "out.parquet", model, wanted)
 
 
-def test_buckets_that_are_divided_again(tmp_path, tight, monkeypatch):
+def test_buckets_that_are_split_again(tmp_path, tight, monkeypatch):
     table, model, runs = rows(1200, 500), encoder(), []
-    original = run.in_order
+    original = run.merge_sorted_runs
 
-    def in_order(parts):
+    def merge_sorted_runs(parts):
         runs.append(len(parts))
         return original(parts)
 
-    monkeypatch.setattr(run, "in_order", in_order)
+    monkeypatch.setattr(run, "merge_sorted_runs", merge_sorted_runs)
     encode(model, write(tmp_path / "in", table), tmp_path / "out.parquet")
     assert_encodes(tmp_path / "out.parquet", model, table)
-    assert len(runs) > 1  # buckets that were divided, and all of them in the end
+    assert len(runs) > 1  # buckets that were split again, and all buckets at the end
     assert runs[-1] == 4
 
 
@@ -206,6 +206,6 @@ def test_names_of_many_types(tmp_path, tight, kind):
     assert pc.array_sort_indices(found["set"].combine_chunks()).to_pylist() == list(
         range(len(found))
     )
-    if not pa.types.is_dictionary(kind):  # text is sorted in another way than numbers are
+    if not pa.types.is_dictionary(kind):  # text has another order than numbers
         encodings = (np.array(each["encoding"].to_pylist()) for each in (found, plain))
-        np.testing.assert_allclose(*encodings, rtol=1e-4, atol=1e-6)  # spilled in other places
+        np.testing.assert_allclose(*encodings, rtol=1e-4, atol=1e-6)  # spilled at other rows

@@ -1,4 +1,4 @@
-"""The sizes and accidents of real life; minutes long, so only on request: make stress."""
+"""Stress tests with realistic sizes; they take minutes, so they only run with: make stress."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import torch
 import setfold
 
 pytestmark = pytest.mark.skipif(
-    not os.environ.get("SETFOLD_STRESS"), reason="takes minutes; SETFOLD_STRESS=1 asks for it"
+    not os.environ.get("SETFOLD_STRESS"), reason="takes minutes; set SETFOLD_STRESS=1 to run"
 )
 WIDTH, SLOTS = 16, 16
 
@@ -34,7 +34,7 @@ def model(tmp_path_factory):
 
 
 def write(folder, ids, files, seed=0):
-    """Rows whose numbers follow from a file's number, so that they need not be kept."""
+    """Write rows whose values are seeded by the number of the file."""
     folder.mkdir()
     for number, some in enumerate(np.array_split(ids, files)):
         table = pa.table({"event": some, **columns(number, len(some), seed)})
@@ -49,13 +49,13 @@ def columns(number, count, seed=0):
 
 
 def typed(*words):
-    """Start the command in a process of its own."""
+    """Start the command in a new process."""
     command = [sys.executable, "-m", "setfold.cli", *map(str, words)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def encoded(model, folder, out, memory, *words):
-    """Run the command to its end; gives its summary, with the peak memory that Linux saw."""
+    """Run the command, and return its summary."""
     options = ["--set", "event", "--out", out, "--memory", memory, "--json", *words]
     process = typed("encode", model, folder, *options)
     text, errors = process.communicate()
@@ -64,7 +64,7 @@ def encoded(model, folder, out, memory, *words):
 
 
 def reference(model, folder, wanted):
-    """Counts of all sets, and the encodings of some by the paper's formula, in float64."""
+    """Return the counts of all sets, and the encodings of some, computed in float64."""
     encoder = setfold.load(model).double()
     with torch.no_grad():
         slots = encoder.initial_state(1).slots[0]
@@ -157,7 +157,7 @@ def test_killed_twenty_times(tmp_path, model):
             process.send_signal(signal.SIGKILL)
             process.communicate()
             kills += 1
-        if out.exists():  # whole, or it would not be there; begin another one
+        if out.exists():  # complete, because it is renamed last; start another run
             assert out.read_bytes() == expected
             out.unlink()
             shutil.rmtree(f"{out}.work", ignore_errors=True)
@@ -171,7 +171,7 @@ def test_a_disk_that_is_full(tmp_path, model):
     small.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=60m", "none", small], check=False)
     if mounted.returncode:
-        pytest.skip("a small disk can only be made by root")
+        pytest.skip("mounting a small disk needs root")
     try:
         options = ["--set", "event", "--out", small / "out.parquet", "--memory", "600MB"]
         process = typed("encode", model, folder, *options)

@@ -1,4 +1,4 @@
-"""Which files names stand for."""
+"""find_inputs: files, folders, glob patterns and key=value folders."""
 
 from __future__ import annotations
 
@@ -97,8 +97,8 @@ def test_two_names_of_a_file(folder: Path) -> None:
     [
         ("events/c.parquet", "no file or folder events/c.parquet. Did you mean events/"),
         ("nowhere/c.parquet", "There is no folder nowhere"),
-        ("events/notes.txt", "notes.txt is no file with a known suffix; known are .parquet"),
-        ("empty", "folder empty holds no file with a known suffix"),
+        ("events/notes.txt", "unknown suffix of events/notes.txt. Expected one of .parquet"),
+        ("empty", "folder empty has no file with a known suffix"),
         ("events/*.npy", r"pattern events/*.npy matches no file"),
         ("events/*.txt", "matches no file with a known suffix"),
     ],

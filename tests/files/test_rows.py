@@ -1,4 +1,4 @@
-"""What rows become, against a plain loop over them."""
+"""rows_of, compared with a plain loop over the rows."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from setfold.errors import InputError
-from setfold.files.rows import Columns, Feature, Rows, parse_features, rows_of
+from setfold.files.columns import ColumnSpec, Feature, parse_features
+from setfold.files.rows import Rows, rows_of
 
 FLOAT = np.dtype(np.float32)
 NUMBERS = st.integers(-1000, 1000)
 TYPES = st.sampled_from([pa.float32(), pa.float64(), pa.float16(), pa.int16(), pa.int64()])
 
 
-def rows(batch: pa.RecordBatch, columns: Columns, **changes: Any) -> Rows:
+def rows(batch: pa.RecordBatch, columns: ColumnSpec, **changes: Any) -> Rows:
     settings = {"first": 0, "dtype": FLOAT, "width": None, "partition": {}} | changes
     return rows_of(batch, columns, **settings)
 
 
 class Expected:
-    """A plain loop over rows: elements, their sets, their rows, and which rows are bad."""
+    """The elements, set ids, row numbers and bad rows of a batch, from a plain loop."""
 
-    def __init__(self, batch: pa.RecordBatch, columns: Columns, width: int | None) -> None:
+    def __init__(self, batch: pa.RecordBatch, columns: ColumnSpec, width: int | None) -> None:
         self.elements: list[list[float]] = []
         self.sets: list[Any] = []
         self.numbers: list[int] = []
@@ -49,7 +50,7 @@ class Expected:
             self.numbers += [number] * len(made)
 
     @staticmethod
-    def _made(values: list[Any], columns: Columns) -> list[list[np.ndarray]] | None:
+    def _made(values: list[Any], columns: ColumnSpec) -> list[list[np.ndarray]] | None:
         factors = [feature.factor for feature in columns.features or ()]
         count = 1
         if columns.explode:
@@ -101,8 +102,8 @@ def nested(length: int) -> st.SearchStrategy[pa.Array]:
 
 
 @st.composite
-def batches(draw: st.DrawFn, explode: bool) -> tuple[pa.RecordBatch, Columns]:
-    """A slice of a batch of columns of all kinds; factors for some; ids of sets or none."""
+def batches(draw: st.DrawFn, explode: bool) -> tuple[pa.RecordBatch, ColumnSpec]:
+    """Draw a slice of a batch with columns of all kinds, factors, and optional set ids."""
     length = draw(st.integers(1, 12))
     kinds = [plain, loose, nested] if explode else [plain, fixed, loose]
     first = draw(st.sampled_from([loose, nested] if explode else kinds))
@@ -114,10 +115,10 @@ def batches(draw: st.DrawFn, explode: bool) -> tuple[pa.RecordBatch, Columns]:
     ids = st.lists(maybe(st.integers(0, 3)), min_size=length, max_size=length)
     arrays["id"] = pa.array(draw(ids), pa.int32()).dictionary_encode()
     start = draw(st.integers(0, length - 1))
-    return pa.record_batch(arrays).slice(start), Columns(features, name, explode)
+    return pa.record_batch(arrays).slice(start), ColumnSpec(features, name, explode)
 
 
-def check(batch: pa.RecordBatch, columns: Columns, width: int | None) -> None:
+def check(batch: pa.RecordBatch, columns: ColumnSpec, width: int | None) -> None:
     expected = Expected(batch, columns, width)
     found = rows(batch, columns, width=width, first=100)
     assert found.elements.dtype == FLOAT
@@ -136,18 +137,18 @@ def check(batch: pa.RecordBatch, columns: Columns, width: int | None) -> None:
 
 
 @given(batches(explode=False))
-def test_rows_are_elements(given: tuple[pa.RecordBatch, Columns]) -> None:
+def test_rows_are_elements(given: tuple[pa.RecordBatch, ColumnSpec]) -> None:
     check(*given, None)
 
 
 @given(batches(explode=True))
-def test_rows_are_sets(given: tuple[pa.RecordBatch, Columns]) -> None:
+def test_rows_are_sets(given: tuple[pa.RecordBatch, ColumnSpec]) -> None:
     check(*given, None)
 
 
 @given(loose(8), st.sampled_from([1, 2]))
 def test_lists_of_a_given_width(array: pa.Array, width: int) -> None:
-    check(pa.record_batch({"c": array}), Columns((Feature("c"),), None), width)
+    check(pa.record_batch({"c": array}), ColumnSpec((Feature("c"),), None), width)
 
 
 def test_reasons() -> None:
@@ -157,7 +158,7 @@ def test_reasons() -> None:
         "p": [[1, 2], [1, 2], [1, None], [1], [5, 6]],
     }
     batch = pa.record_batch(values)
-    found = rows(batch, Columns(None, "id"), width=3, first=10)
+    found = rows(batch, ColumnSpec(None, "id"), width=3, first=10)
     assert [tuple(bad) for bad in found.bad] == [
         (10, "column 'id' is null"),
         (11, "column 'x' is null"),
@@ -166,7 +167,7 @@ def test_reasons() -> None:
     ]
     assert found.elements.tolist() == [[5, 5, 6]]
     lists = pa.record_batch({"x": [[1], [1, 2]], "y": [[1], [1]]})
-    found = rows(lists, Columns(None, None, explode=True))
+    found = rows(lists, ColumnSpec(None, None, explode=True))
     assert [tuple(b) for b in found.bad] == [
         (1, "the lists of columns 'x' and 'y' differ in length")
     ]
@@ -175,15 +176,15 @@ def test_reasons() -> None:
 def test_blocks_without_a_copy() -> None:
     block = np.arange(12, dtype=np.float32).reshape(4, 3)
     array = pa.FixedSizeListArray.from_arrays(pa.array(block.reshape(-1)), 3)
-    found = rows(pa.record_batch({"p": array}).slice(1, 2), Columns(None, None), width=3)
+    found = rows(pa.record_batch({"p": array}).slice(1, 2), ColumnSpec(None, None), width=3)
     assert np.shares_memory(found.elements, block)
     assert found.elements.tolist() == block[1:3].tolist()
 
 
 def test_many_rows() -> None:
-    """More than are laid out at a time."""
+    """More rows than are copied at a time."""
     columns = {f"c{i}": np.random.default_rng(i).standard_normal(20_000) for i in range(3)}
-    found = rows(pa.record_batch(columns), Columns(None, None), width=3)
+    found = rows(pa.record_batch(columns), ColumnSpec(None, None), width=3)
     assert np.array_equal(found.elements, np.stack(list(columns.values()), 1).astype(np.float32))
 
 
@@ -203,7 +204,7 @@ def test_many_rows() -> None:
 )
 def test_ids_are_made_alike(ids: list[Any], kind: pa.DataType, expected: pa.DataType) -> None:
     batch = pa.record_batch({"id": pa.array(ids, kind), "x": [1.0, 2.0]})
-    columns = Columns(None if kind != pa.bool_() else (Feature("x"),), "id")
+    columns = ColumnSpec(None if kind != pa.bool_() else (Feature("x"),), "id")
     assert columns.set_type(batch.schema, {}) == expected
     found = rows(batch, columns)
     assert found.sets.type == expected
@@ -213,7 +214,7 @@ def test_ids_are_made_alike(ids: list[Any], kind: pa.DataType, expected: pa.Data
 @pytest.mark.parametrize("value", ["2024", "007", "a b"])
 def test_ids_from_folders_are_text(value: str) -> None:
     batch = pa.record_batch({"x": [1.0, None, 3.0]})
-    columns = Columns(None, "year")
+    columns = ColumnSpec(None, "year")
     found = rows(batch, columns, partition={"year": value})
     assert found.sets.to_pylist() == [value, value]
     assert found.sets.type == columns.set_type(batch.schema, {"year": value}) == pa.large_string()
@@ -229,26 +230,29 @@ def test_needed() -> None:
         ]
     )
     path = Path("events.parquet")
-    assert Columns(None, "id").needed(schema, {}, path) == ["x", "p", "id"]
-    assert Columns(None, "id").width(schema) == 5
-    assert Columns(None, "year").needed(schema, {"year": "1"}, path) == ["id", "x", "p"]
-    assert Columns((Feature("p"),), None, explode=True).width(schema) == 1
-    assert Columns(None, "id").width(pa.schema([("p", pa.list_(pa.int8()))])) is None
+    assert ColumnSpec(None, "id").needed(schema, {}, path) == ["x", "p", "id"]
+    assert ColumnSpec(None, "id").width(schema) == 5
+    assert ColumnSpec(None, "year").needed(schema, {"year": "1"}, path) == ["id", "x", "p"]
+    assert ColumnSpec((Feature("p"),), None, explode=True).width(schema) == 1
+    assert ColumnSpec(None, "id").width(pa.schema([("p", pa.list_(pa.int8()))])) is None
 
 
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        (Columns((Feature("id"),), "ids"), "has no column 'ids'. Did you mean 'id'?"),
-        (Columns((Feature("intensty"),), None), "Did you mean 'intensity'?"),
-        (Columns((Feature("q"),), None), "It has 'id', 'intensity', 'name', 'twice', 'twice'"),
-        (Columns((Feature("name"),), None), "is string; a feature must be a number"),
-        (Columns((Feature("twice"),), None), "has several columns 'twice'"),
-        (Columns((Feature("intensity"),), None, explode=True), "has no lists to explode"),
-        (Columns((Feature("id"),), "intensity"), "'intensity' is float; expected integers or text"),
+        (ColumnSpec((Feature("id"),), "ids"), "has no column 'ids'. Did you mean 'id'?"),
+        (ColumnSpec((Feature("intensty"),), None), "Did you mean 'intensity'?"),
+        (ColumnSpec((Feature("q"),), None), "It has 'id', 'intensity', 'name', 'twice', 'twice'"),
+        (ColumnSpec((Feature("name"),), None), "is string; a feature must be a number"),
+        (ColumnSpec((Feature("twice"),), None), "has several columns 'twice'"),
+        (ColumnSpec((Feature("intensity"),), None, explode=True), "has no lists to explode"),
+        (
+            ColumnSpec((Feature("id"),), "intensity"),
+            "'intensity' is float; expected integers or text",
+        ),
     ],
 )
-def test_wrong_columns(columns: Columns, message: str) -> None:
+def test_wrong_columns(columns: ColumnSpec, message: str) -> None:
     names = {"id": pa.int64(), "intensity": pa.float32(), "name": pa.string()}
     schema = pa.schema([*names.items(), ("twice", pa.int8()), ("twice", pa.int8())])
     with pytest.raises(InputError, match="events") as caught:
@@ -261,9 +265,9 @@ def test_wrong_width() -> None:
     with pytest.raises(
         InputError, match=r"a\.npy has elements of 2 numbers \('x', 'y'\).*expects 3"
     ):
-        Columns(None, None).check_width(schema, 3, Path("a.npy"))
+        ColumnSpec(None, None).check_width(schema, 3, Path("a.npy"))
     with pytest.raises(InputError, match="elements have 2 numbers"):
-        rows(pa.record_batch({"x": [1.0], "y": [2.0]}), Columns(None, None), width=3)
+        rows(pa.record_batch({"x": [1.0], "y": [2.0]}), ColumnSpec(None, None), width=3)
 
 
 @pytest.mark.parametrize("text", ["", "x,", "x*", "x*a", "*2", "x*nan", "x,x*2"])

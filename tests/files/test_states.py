@@ -1,4 +1,4 @@
-"""States that are kept: updated, merged, read out, and never counted twice."""
+"""Saved states: updated, merged, read out, and never counted twice."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ def test_states_are_updated_merged_and_read_out(tmp_path, tight):
 def test_nothing_is_counted_twice_by_mistake(tmp_path):
     folder, states = write(tmp_path / "in", rows()), tmp_path / "states.arrow"
     encode(encoder(), folder, tmp_path / "out.parquet", states=states)
-    with pytest.raises(setfold.InputError, match=r"part-0.* already.*count twice \(4 such files\)"):
+    with pytest.raises(
+        setfold.InputError, match=r"already contains .*part-0.*count twice \(4 such files\)"
+    ):
         setfold.update_states(states, folder, set="event")
     with pytest.raises(setfold.InputError, match="count twice"):
         setfold.merge_states([states, states], tmp_path / "both.arrow")
@@ -52,7 +54,7 @@ def test_states_know_what_their_elements_are_made_of(tmp_path):
     features = ["f1*0.5", "f0", "f2"]
     encode(encoder(), days[0], tmp_path / "day.npz", states=states, features=features)
     for wrong in ("f0,f1*0.5,f2", "f1,f0,f2"):
-        with pytest.raises(setfold.InputError, match=r"of f1\*0\.5,f0,f2, in this order"):
+        with pytest.raises(setfold.InputError, match=r"from f1\*0\.5,f0,f2, in this order"):
             setfold.update_states(states, days[1], set="event", features=wrong)
     setfold.update_states(states, days[1])
     setfold.readout_states(states, tmp_path / "out.parquet")
@@ -66,7 +68,7 @@ def test_states_know_what_their_elements_are_made_of(tmp_path):
 def test_states_of_whole_files_take_no_column_that_names_the_set(tmp_path):
     folder, states = write(tmp_path / "in", rows().drop_columns("event")), tmp_path / "s.arrow"
     encode(encoder(), folder, tmp_path / "out.parquet", states=states, set=None)
-    with pytest.raises(setfold.InputError, match="are whole files"):
+    with pytest.raises(setfold.InputError, match="each file is one set"):
         setfold.update_states(states, write(tmp_path / "more", rows()), set="event")
 
 
@@ -84,8 +86,8 @@ def test_states_of_another_model_are_refused(tmp_path):
 
 def test_a_file_that_holds_no_states_is_refused(tmp_path):
     encode(encoder(), write(tmp_path / "in", rows()), tmp_path / "out.arrow")
-    with pytest.raises(setfold.FileError, match="no states"):
+    with pytest.raises(setfold.FileError, match=r"expected states in .*; got encodings"):
         setfold.readout_states(tmp_path / "out.arrow", tmp_path / "again.parquet")
     (tmp_path / "text.arrow").write_text("nothing of the kind")
-    with pytest.raises(setfold.FileError, match="no file of states"):
+    with pytest.raises(setfold.FileError, match="not a state file"):
         setfold.readout_states(tmp_path / "text.arrow", tmp_path / "again.parquet")

@@ -1,1 +1,1 @@
-"""Where pieces of files become partial states: in this process, or on a Ray cluster."""
+"""Engines turn shards into tables of partial states, in this process or on a Ray cluster."""

@@ -1,4 +1,4 @@
-"""The engine that is always there: this process, which reads ahead if it may use two cores."""
+"""The default engine: this process. It reads ahead in a thread if it may use two cores."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from typing import Any
 
 import torch
 
-from setfold.files.engines.task import Batch, Piece, Step, Task
+from setfold.files.engines.task import Batch, Shard, Step, Task
 
 
-def steps(task: Task, pieces: Sequence[Piece], first: int, done: int) -> Iterator[Step]:
-    """The steps of all pieces in order, from one piece on.
+def steps(task: Task, shards: Sequence[Shard], first: int, done: int) -> Iterator[Step]:
+    """Yield the steps of all shards in order, starting at one of them.
 
     Args:
-        task: what to do with a piece.
-        pieces: all of them.
-        first: the number of the piece to begin with.
-        done: rows of it that are done.
+        task: How to process a shard.
+        shards: All shards.
+        first: The index of the shard to start with.
+        done: How many of its rows are already done.
     """
 
     def batches() -> Iterator[Batch]:
-        for number in range(first, len(pieces)):
-            yield from task.batches(number, pieces[number], done if number == first else 0)
+        for number in range(first, len(shards)):
+            yield from task.batches(number, shards[number], done if number == first else 0)
 
     threads = torch.get_num_threads()
-    # Two threads on one core take a fifth longer than one.
+    # On a single core, reading in a second thread is a fifth slower.
     ahead = threads > 1 or task.device.type != "cpu"
     torch.set_num_threads(max(1, threads - 1))
     try:
         for batch in _read_ahead(batches()) if ahead else batches():
-            yield task.step(batch, pieces[batch.piece])
+            yield task.step(batch, shards[batch.shard])
     finally:
         torch.set_num_threads(threads)
 
 
 def _read_ahead(items: Iterator[Any]) -> Iterator[Any]:
-    """The same items; the next one is made in a thread while the last one is used."""
+    """Yield the same items. A thread computes the next item while the caller uses the last one."""
     ready: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(1)
     stop = threading.Event()
 
@@ -49,17 +49,17 @@ def _read_ahead(items: Iterator[Any]) -> Iterator[Any]:
             except queue.Full:
                 continue
 
-    def work() -> None:
+    def produce() -> None:
         try:
             for item in items:
                 put(item, None)
                 if stop.is_set():
                     return
             put(None, StopIteration())
-        except BaseException as error:  # is raised where it can be seen
+        except BaseException as error:  # raised again in the consuming thread
             put(None, error)
 
-    thread = threading.Thread(target=work, daemon=True)
+    thread = threading.Thread(target=produce, daemon=True)
     thread.start()
     try:
         while True:

@@ -1,12 +1,12 @@
-"""The engine for a cluster: Ray. Tasks read pieces wherever there is a core, this process merges.
+"""The Ray engine: tasks on a cluster process shards, and this process merges the results.
 
-Each piece is a Ray task that yields its steps one by one, so a worker holds one step at a time. Steps are
-taken in the order of pieces, so the result is that of the local engine. A window of pieces is under way:
-enough to keep all cores busy, few enough that what waits to be taken is bounded. What does not fit into
-Ray's store waits on disk.
+Each shard is a Ray task that yields its steps one by one, so a worker has one step in memory at a
+time. Steps are consumed in shard order, so the result is the same as with the local engine. The
+number of shards in flight is limited: enough to keep all cores busy, few enough to bound the steps
+that wait. Steps that do not fit into Ray's object store are spilled to disk by Ray.
 
-A task keeps nothing. One whose worker is lost runs again, and the steps that were taken before are not
-taken twice.
+Tasks are stateless. If a worker is lost, Ray runs its task again, and steps that were already
+consumed are not consumed twice.
 """
 
 from __future__ import annotations
@@ -22,128 +22,131 @@ from typing import Any
 import torch
 
 from setfold.errors import DistributedError, FileError, InputError, SetfoldError
-from setfold.files.engines.task import Piece, Step, Task
+from setfold.files.engines.task import Shard, Step, Task
 from setfold.files.tables.table import from_arrow
 
-PIECES_PER_CORE = 2  # one at work, one that is done or waits
-RETRIES = 3  # of a piece whose worker was lost
-STORE_BYTES = 256 << 20  # of shared memory, where Ray is started here
+SHARDS_PER_CORE = 2  # one in progress, one that is complete or queued
+RETRIES = 3  # for a shard whose worker is lost
+STORE_BYTES = 256 << 20  # object store, if Ray is started by this process
 CONNECT_SECONDS = 10.0
 
-_tasks: dict[str, Task] = {}  # in a worker: the task that it has, by the id of its object
+_tasks: dict[str, Task] = {}  # in a worker: its current task, by object id
 
 
 def steps(
-    task: Task, pieces: Sequence[Piece], first: int, done: int, *, address: str | None = None
+    task: Task, shards: Sequence[Shard], first: int, done: int, *, address: str | None = None
 ) -> Iterator[Step]:
-    """The steps of all pieces in order, from one piece on.
+    """Yield the steps of all shards in order, starting at one of them.
 
     Args:
-        task: what to do with a piece.
-        pieces: all of them.
-        first: the number of the piece to begin with.
-        done: rows of it that are done.
-        address: of a cluster, "host:port", or "auto" for the one that this machine belongs to; None to start Ray on this
-            machine. Where this process has started Ray or joined a cluster already, that is used.
+        task: How to process a shard.
+        shards: All shards.
+        first: The index of the shard to start with.
+        done: How many of its rows are already done.
+        address: Address of a cluster, "host:port", or "auto" for the cluster that this machine
+            belongs to. If None, Ray is started on this machine. If this process is already
+            connected to Ray, that connection is used.
 
     Raises:
         InputError: Ray is not installed, or the cluster cannot be reached.
-        DistributedError: workers died too often.
+        DistributedError: Workers died too often.
     """
-    ray = _ray()
-    with _connected(ray, address):
-        yield from _steps(ray, task, pieces, first, done)
+    ray = _import_ray()
+    with _connection(ray, address):
+        yield from _steps(ray, task, shards, first, done)
 
 
-def _steps(ray: Any, task: Task, pieces: Sequence[Piece], first: int, done: int) -> Iterator[Step]:
-    remote = ray.remote(_work).options(num_returns="streaming", max_retries=RETRIES)
-    shared = [ray.put(task)]  # in a list, so that Ray does not unpack it anew for every piece
+def _steps(ray: Any, task: Task, shards: Sequence[Shard], first: int, done: int) -> Iterator[Step]:
+    remote = ray.remote(_process_shard).options(num_returns="streaming", max_retries=RETRIES)
+    shared = [ray.put(task)]  # in a list, so that Ray does not deserialize it for every shard
     folder = str(Path.cwd())
-    waiting = iter(range(first, len(pieces)))
-    under_way: deque[tuple[int, Any]] = deque()
+    waiting = iter(range(first, len(shards)))
+    in_flight: deque[tuple[int, Any]] = deque()
     try:
         while True:
             cores = max(1, int(ray.cluster_resources().get("CPU", 1)))  # a cluster may grow
             while (
-                len(under_way) < PIECES_PER_CORE * cores
+                len(in_flight) < SHARDS_PER_CORE * cores
                 and (number := next(waiting, None)) is not None
             ):
                 skip = done if number == first else 0
-                under_way.append(
-                    (number, remote.remote(shared, folder, number, pieces[number], skip))
+                in_flight.append(
+                    (number, remote.remote(shared, folder, number, shards[number], skip))
                 )
-            if not under_way:
+            if not in_flight:
                 return
-            number, found = under_way[0]
-            yield from _taken(ray, found, pieces[number])
-            under_way.popleft()
+            number, references = in_flight[0]
+            yield from _receive(ray, references, shards[number])
+            in_flight.popleft()
     finally:
-        for _, found in under_way:
-            ray.cancel(found)
+        for _, references in in_flight:
+            ray.cancel(references)
 
 
-def _taken(ray: Any, found: Iterator[Any], piece: Piece) -> Iterator[Step]:
-    """What a task has yielded, as it was before it was sent."""
-    for reference in found:
+def _receive(ray: Any, references: Iterator[Any], shard: Shard) -> Iterator[Step]:
+    """Yield the steps that a task has yielded, with their tables restored from Arrow."""
+    for reference in references:
         try:
             sent = ray.get(reference)
         except ray.exceptions.RayTaskError:  # an error in the model's own code, with its traceback
             raise
         except ray.exceptions.RayError as error:
             raise DistributedError(
-                f"Ray could not finish {piece.input.path}, not in {RETRIES} retries either: {_in_one_line(error)}. If "
-                "workers ran out of memory, give --memory less or the machines more, and go on with --resume."
+                f"Ray could not process {shard.input.path} after {RETRIES} retries: "
+                f"{_in_one_line(error)}. If workers ran out of memory, reduce --memory or use "
+                "larger machines, then continue with --resume."
             ) from error
         if isinstance(sent, SetfoldError):
             raise sent
         yield sent._replace(tables=tuple(map(from_arrow, sent.tables)))
 
 
-def _work(
-    shared: list[Any], folder: str, number: int, piece: Piece, done: int
+def _process_shard(
+    shared: list[Any], folder: str, number: int, shard: Shard, done: int
 ) -> Iterator[Step | SetfoldError]:
-    """The steps of a piece, in a worker; last, the error that ended them, if one did."""
+    """Yield the steps of a shard, in a worker. If an error ends them, yield it last."""
     torch.set_num_threads(1)  # Ray gives each task one core
-    # Names of files may be relative to where the run was started.
+    # File names may be relative to the folder in which the run was started.
     with torch.no_grad(), chdir(folder) if os.path.isdir(folder) else nullcontext():
         try:
-            if not piece.input.path.exists():
+            if not shard.input.path.exists():
                 raise FileError(
-                    f"{piece.input.path} is not there on {socket.gethostname()}: all machines of a cluster must see the "
-                    "files under the same name, as in a shared folder."
+                    f"there is no file {shard.input.path} on {socket.gethostname()}. All machines "
+                    "of a cluster must see the inputs under the same path; use a shared folder."
                 )
-            for step in _task(shared[0]).steps(number, piece, done):
-                # Arrow is unpacked several times faster than pickled tensors are.
+            for step in _load_task(shared[0]).steps(number, shard, done):
+                # Arrow tables are deserialized several times faster than pickled tensors.
                 yield step._replace(tables=tuple(table.to_arrow() for table in step.tables))
-        except SetfoldError as error:  # as a value: Ray would wrap it, and log it
+        except SetfoldError as error:  # yielded, because Ray would wrap and log a raised error
             yield error
 
 
-def _task(reference: Any) -> Task:
-    """The task, unpacked once in each worker."""
+def _load_task(reference: Any) -> Task:
+    """Return the task, deserialized once per worker."""
     name = reference.hex()
     if name not in _tasks:
         _tasks.clear()
-        _tasks[name] = _ray().get(reference)
+        _tasks[name] = _import_ray().get(reference)
     return _tasks[name]
 
 
 # ---- clusters ----------------------------------------------------------------------------------
 
 
-def _ray() -> Any:
+def _import_ray() -> Any:
     try:
         import ray
     except ImportError as error:
         raise InputError(
-            "the engine 'ray' needs ray, which is not installed; type: pip install 'setfold[ray]'"
+            "the engine 'ray' needs the package ray, which is not installed. Run: "
+            "pip install 'setfold[ray]'"
         ) from error
     return ray
 
 
 @contextmanager
-def _connected(ray: Any, address: str | None) -> Iterator[None]:
-    """Start Ray, or join a cluster, unless this process has done so; leave all as it was."""
+def _connection(ray: Any, address: str | None) -> Iterator[None]:
+    """Start Ray or connect to a cluster, and shut down afterwards. Reuse an existing connection."""
     if ray.is_initialized():
         yield
         return
@@ -158,24 +161,25 @@ def _connected(ray: Any, address: str | None) -> Iterator[None]:
             **quiet,
         )
     else:
-        _join(ray, address, quiet)
+        _connect(ray, address, quiet)
     try:
         yield
     finally:
         ray.shutdown()
 
 
-def _join(ray: Any, address: str, settings: dict[str, Any]) -> None:
+def _connect(ray: Any, address: str, settings: dict[str, Any]) -> None:
     try:
         if address != "auto":
             host, _, port = address.rpartition(":")
-            # Ray itself would knock for minutes.
+            # Fails fast; Ray itself would retry for minutes.
             socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
         ray.init(address, **settings)
     except (OSError, ValueError, RuntimeError) as error:
         raise InputError(
-            f'cannot reach a Ray cluster at {address!r}: {_in_one_line(error)}. Expected "auto" on a machine of the '
-            "cluster, or host:port as `ray start --head` tells it; without an address Ray is started on this machine."
+            f"cannot connect to a Ray cluster at {address!r}: {_in_one_line(error)}. Expected "
+            '"auto" on a machine of the cluster, or the host:port that `ray start --head` prints. '
+            "Omit the address to start Ray on this machine."
         ) from error
 
 

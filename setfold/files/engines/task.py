@@ -1,13 +1,14 @@
-"""What an engine is given to do: pieces of files in, tables of partial states out.
+"""What an engine computes: shards of files in, tables of partial states out.
 
-A step is the result of some rows, and of nothing else: whoever computes it twice gets the same, and
-whoever loses it computes it again. No engine keeps anything between two steps.
+A step depends on its rows and on nothing else. If it is computed twice, the result is the same, and
+if it is lost, it can be computed again. Engines keep no state between steps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,67 +20,67 @@ from torch import Tensor
 
 from setfold.core.encoder import StreamingSetEncoder
 from setfold.errors import FileError, NonFiniteError, SetfoldError
-from setfold.files.columns import Columns
+from setfold.files.columns import ColumnSpec
 from setfold.files.inputs import Input
-from setfold.files.readers import open_reader
-from setfold.files.rows import BadRow, Rows, rows_of
+from setfold.files.readers import BadRow, open_reader
+from setfold.files.rows import Rows, rows_of
 from setfold.files.states import read_states
 from setfold.files.tables.table import StateTable, Table, absorbed, element_dtypes
 from setfold.files.tables.usable import usable_alone
 
 
 class Stamp(NamedTuple):
-    """By what a file is known to be the one that it was."""
+    """Size and modification time, used to detect changed inputs."""
 
     bytes: int
     modified: int  # nanoseconds
 
     @classmethod
     def of(cls, path: Path) -> Stamp:
-        """The stamp of a file, or of all files of a folder that is read as one."""
+        """Return the stamp of a file, or of all files in a folder that is read as one input."""
         files = [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
-        known = [file.stat() for file in files]
-        return cls(sum(s.st_size for s in known), max((s.st_mtime_ns for s in known), default=0))
+        stats = [file.stat() for file in files]
+        return cls(sum(s.st_size for s in stats), max((s.st_mtime_ns for s in stats), default=0))
 
 
-class Piece(NamedTuple):
-    """Some rows of a file, or sets of a file of states."""
+class Shard(NamedTuple):
+    """A range of rows of a file, or the sets of a state file."""
 
     input: Input
     stamp: Stamp
     start: int
-    stop: int | None
-    share: float  # of the file
-    states: bool = False
+    stop: int | None  # None if the number of rows is not known
+    share: float  # fraction of the file
+    holds_states: bool = False
 
     @property
     def bytes(self) -> float:
-        """What of the file it is."""
+        """The size of the shard on disk."""
         return self.share * self.stamp.bytes
 
 
 class Skipped(NamedTuple):
-    """What was left out of the result, and why."""
+    """A row or file that was skipped, and why."""
 
     file: str
-    row: int | None  # None for a whole file; else this row, or all from here where reading ended
+    row: int | None  # None for a whole file; where reading failed, the first row that is missing
     reason: str
 
 
 class Step(NamedTuple):
-    """What some rows of a piece become."""
+    """The result of some rows of a shard."""
 
-    piece: int
-    rows: int  # of the piece, up to and with these
+    shard: int
+    rows: int  # how many rows of the shard are done after this step
     tables: tuple[Table, ...]
     elements: int
     skipped: tuple[Skipped, ...] = ()
 
 
 class Batch(NamedTuple):
-    """What was read and is not absorbed yet."""
+    """Rows or states that were read but not processed yet."""
 
-    piece: int
+    shard: int
     rows: int
     content: Rows | StateTable | None
     skipped: tuple[Skipped, ...] = ()
@@ -87,65 +88,69 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Task:
-    """How pieces become steps; may be sent to another process.
+    """How shards become steps. It can be pickled and sent to other processes.
 
     Args:
-        encoder: in evaluation mode.
-        columns: which columns of a file are what.
-        width: of an element, where it is known.
-        rows: that are absorbed at once.
-        skip: whether what cannot be used is left out, rather than an error.
+        encoder: The encoder, in evaluation mode.
+        columns: Which columns hold the features and the set id.
+        width: The number of features of an element; None if it is not known.
+        batch_rows: How many rows are processed at a time.
+        skip: Whether to skip bad rows instead of raising an error.
     """
 
     encoder: StreamingSetEncoder
-    columns: Columns
+    columns: ColumnSpec
     width: int | None
-    rows: int
+    batch_rows: int
     skip: bool
 
-    @property
+    @cached_property
     def device(self) -> torch.device:
-        """Where the encoder is."""
-        return self.encoder.initial_state(0).device
+        """The device of the encoder."""
+        return self.encoder.device
 
-    def steps(self, number: int, piece: Piece, done: int = 0) -> Iterator[Step]:
-        """The steps of a piece, without those for rows that are done."""
-        for batch in self.batches(number, piece, done):
-            yield self.step(batch, piece)
+    @cached_property
+    def dtypes(self) -> tuple[np.dtype, torch.dtype]:
+        """The dtype in which elements are read, and the dtype that the encoder takes."""
+        return element_dtypes(self.encoder)
 
-    def batches(self, number: int, piece: Piece, done: int = 0) -> Iterator[Batch]:
-        """Read a piece. It is always read from its start: where batches are cut may depend on that."""
-        if Stamp.of(piece.input.path) != piece.stamp:
-            raise _changed(piece)
+    def steps(self, number: int, shard: Shard, done: int = 0) -> Iterator[Step]:
+        """Yield the steps of a shard, except those for rows that are already done."""
+        for batch in self.batches(number, shard, done):
+            yield self.step(batch, shard)
+
+    def batches(self, number: int, shard: Shard, done: int = 0) -> Iterator[Batch]:
+        """Read a shard, always from its start, because batch boundaries may depend on that."""
+        if Stamp.of(shard.input.path) != shard.stamp:
+            raise _changed_error(shard)
         position = 0
         try:
-            for content in self._contents(piece):
+            for content in self._contents(shard):
                 position += len(content) if isinstance(content, StateTable) else content.read
                 if position > done:
                     yield Batch(number, position, content)
         except FileError as error:
-            if not self.skip or piece.states:
+            if not self.skip or shard.holds_states:
                 raise
-            first, end = piece.start + position, piece.stop
+            first, end = shard.start + position, shard.stop
             lost = f"rows {first} to {end - 1}" if end is not None else f"all rows from {first} on"
-            place = Skipped(str(piece.input.path), first, f"{lost} are left out: {error}")
-            if (
-                position >= done
-            ):  # one row further, so that a run that goes on does not list it again
-                yield Batch(number, position + 1, None, (place,))
-        if Stamp.of(piece.input.path) != piece.stamp:
-            raise _changed(piece)
+            entry = Skipped(str(shard.input.path), first, f"{lost} are skipped: {error}")
+            if position >= done:
+                # One row further, so that a resumed run does not list it again.
+                yield Batch(number, position + 1, None, (entry,))
+        if Stamp.of(shard.input.path) != shard.stamp:
+            raise _changed_error(shard)
 
-    def _contents(self, piece: Piece) -> Iterator[Rows | StateTable]:
-        path, partition = piece.input
-        if piece.states:
+    def _contents(self, shard: Shard) -> Iterator[Rows | StateTable]:
+        path, partition = shard.input
+        if shard.holds_states:
             yield from read_states(path)
             return
-        first, (dtype, _) = piece.start, element_dtypes(self.encoder)
+        first, (dtype, _) = shard.start, self.dtypes
         with open_reader(path, self.columns.set, self.columns.named) as reader:
             names = self.columns.needed(reader.schema, partition, path)
-            for batch in reader.read(names, piece.start, piece.stop, rows=self.rows):
-                unread = tuple(BadRow(*bad) for bad in reader.take_bad())  # just before the batch
+            for batch in reader.read(names, shard.start, shard.stop, rows=self.batch_rows):
+                unread = reader.take_bad_rows()  # just before the batch
                 first += len(unread)
                 rows = rows_of(
                     batch,
@@ -155,98 +160,102 @@ class Task:
                     width=self.width,
                     partition=partition,
                 )
-                told = reader.take_reasons()
-                bad = (BadRow(row, told.get(row, reason)) for row, reason in rows.bad)
+                reasons = reader.take_reasons()
+                bad = (BadRow(row, reasons.get(row, reason)) for row, reason in rows.bad)
                 yield replace(rows, bad=(*unread, *bad), read=rows.read + len(unread))
                 first += batch.num_rows
 
-    def step(self, batch: Batch, piece: Piece) -> Step:
-        """Absorb what was read."""
+    def step(self, batch: Batch, shard: Shard) -> Step:
+        """Turn a batch into tables of states or rows.
+
+        Raises:
+            FileError: A row is bad, and bad rows are not skipped.
+            NonFiniteError: The encoder overflows, although each element is fine on its own.
+        """
         if batch.content is None:
-            return Step(batch.piece, batch.rows, (), 0, batch.skipped)
+            return Step(batch.shard, batch.rows, (), 0, batch.skipped)
         if isinstance(batch.content, StateTable):
             seen = int(batch.content.state.count.sum())
-            return Step(batch.piece, batch.rows, (batch.content,), seen)
-        rows, path = batch.content, str(piece.input.path)
+            return Step(batch.shard, batch.rows, (batch.content,), seen)
+        rows, path = batch.content, str(shard.input.path)
         skipped = [Skipped(path, bad.row, bad.reason) for bad in rows.bad]
         if skipped and not self.skip:
-            raise _bad_row(skipped[0])
-        elements, sets = rows.elements, self._sets(rows, path)
-        empty = self._empty(rows, path)
+            raise _bad_row_error(skipped[0])
+        elements, sets = rows.elements, self._set_ids(rows, path)
+        empty = self._empty_sets(rows, path)
         try:
-            tables = self._absorbed(sets, elements)
+            tables = self._absorb(sets, elements)
         except NonFiniteError:
-            wrong = self._unusable(rows)
+            wrong = self._find_unusable(rows)
             skipped += [Skipped(path, row, reason) for row, reason in wrong.items()]
             if wrong and not self.skip:
-                raise _bad_row(min(skipped, key=_place)) from None
+                raise _bad_row_error(min(skipped, key=_row_number)) from None
             good = ~np.isin(rows.numbers, list(wrong))
             elements, sets = elements[good], sets.filter(pa.array(good))
             try:
-                tables = self._absorbed(sets, elements)
-            except NonFiniteError as error:  # each is fine alone
+                tables = self._absorb(sets, elements)
+            except NonFiniteError as error:  # only the sum overflows
                 first, last = rows.numbers[[0, -1]]
                 raise NonFiniteError(f"{path}, rows {first} to {last}: {error}") from error
-        skipped.sort(key=_place)
-        return Step(batch.piece, batch.rows, empty + tables, len(elements), tuple(skipped))
+        skipped.sort(key=_row_number)
+        return Step(batch.shard, batch.rows, empty + tables, len(elements), tuple(skipped))
 
-    def _sets(self, rows: Rows, path: str) -> pa.Array:
-        """The set of each element: as the file says, or the file itself, or its row."""
+    def _set_ids(self, rows: Rows, path: str) -> pa.Array:
+        """Return the set id of each element: from the file, or the path of the file."""
         if rows.sets is not None:
-            return self._named(rows.sets, path)
+            return self._qualify(rows.sets, path)
         places = pa.array(np.zeros(len(rows.elements), np.int32))
         return pa.DictionaryArray.from_arrays(places, pa.array([path], pa.large_string()))
 
-    def _named(self, sets: pa.Array, path: str) -> pa.Array:
-        """Sets as the file names them, or, where each row is one, by file and row."""
+    def _qualify(self, sets: pa.Array, path: str) -> pa.Array:
+        """Return the set ids of the file or, where each row is a set, "path:row"."""
         if self.columns.set is not None:
             return sets
         numbers = sets.cast(pa.large_string())
         start, colon = (pa.scalar(text, pa.large_string()) for text in (path, ":"))
         return pc.binary_join_element_wise(start, numbers, colon)
 
-    def _empty(self, rows: Rows, path: str) -> tuple[Table, ...]:
-        """The sets of rows that hold no elements: they have an encoding all the same."""
+    def _empty_sets(self, rows: Rows, path: str) -> tuple[Table, ...]:
+        """Return the initial states of rows without elements, which are sets, too."""
         if rows.empty is None or not len(rows.empty):
             return ()
-        names = self._named(rows.empty, path).unique()
+        names = self._qualify(rows.empty, path).unique()
         return (StateTable(names, self.encoder.initial_state(len(names)).to("cpu")),)
 
-    def _absorbed(self, sets: pa.Array, elements: np.ndarray) -> tuple[Table, ...]:
+    def _absorb(self, sets: pa.Array, elements: np.ndarray) -> tuple[Table, ...]:
         if not len(elements):
             return ()
-        return (absorbed(self.encoder, sets, self._given(elements)),)
+        return (absorbed(self.encoder, sets, self._to_tensor(elements)),)
 
-    def _given(self, elements: np.ndarray) -> Tensor:
-        """Elements as the encoder takes them, where it is."""
-        if not elements.flags.writeable:  # Arrow's own, which torch must not see
+    def _to_tensor(self, elements: np.ndarray) -> Tensor:
+        """Return elements as a tensor with the dtype and on the device of the encoder."""
+        if not elements.flags.writeable:  # Arrow owns it, and torch does not support read-only
             elements = elements.copy()
-        _, dtype = element_dtypes(self.encoder)
-        return torch.from_numpy(elements).to(self.device, dtype)
+        return torch.from_numpy(elements).to(self.device, self.dtypes[1])
 
-    def _unusable(self, rows: Rows) -> dict[int, str]:
-        """The rows of which the encoder makes NaN or infinity, and why; all of one that is exploded."""
+    def _find_unusable(self, rows: Rows) -> dict[int, str]:
+        """Return the rows that the encoder turns into NaN or infinity, and why."""
         finite = np.isfinite(rows.elements).all(tuple(range(1, rows.elements.ndim)))
         wrong = dict.fromkeys(rows.numbers[~finite].tolist(), "a number is NaN or infinite")
-        alone = usable_alone(self.encoder, self._given(rows.elements[finite])).numpy()
-        for row in rows.numbers[finite][~alone].tolist():
+        usable = usable_alone(self.encoder, self._to_tensor(rows.elements[finite])).numpy()
+        for row in rows.numbers[finite][~usable].tolist():
             wrong.setdefault(row, "its numbers are too large for the model")
         return wrong
 
 
-def _changed(piece: Piece) -> FileError:
+def _changed_error(shard: Shard) -> FileError:
     return FileError(
-        f"{piece.input.path} has changed since this run began, so its rows may be counted wrongly. Begin anew "
-        "(--restart), when nothing writes to it any more."
+        f"{shard.input.path} has changed since this run began, so its rows may be counted wrongly. "
+        "Make sure that nothing writes to it, then start over with --restart."
     )
 
 
-def _place(bad: Skipped) -> int:
-    return bad.row or 0
+def _row_number(skipped: Skipped) -> int:
+    return skipped.row or 0
 
 
-def _bad_row(bad: Skipped) -> SetfoldError:
+def _bad_row_error(bad: Skipped) -> SetfoldError:
     return FileError(
-        f"{bad.file}, row {bad.row} (the first is row 0): {bad.reason}. Mend it, or leave out what cannot be used: "
-        "--on-error skip --restart."
+        f"{bad.file}, row {bad.row} (counting from 0): {bad.reason}. Correct the row, or skip bad "
+        "rows with --on-error skip --restart."
     )

@@ -1,4 +1,4 @@
-"""Readers of files whose rows are elements of sets, one for each format."""
+"""Readers for files whose rows are elements of sets, one for each format."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 
 from setfold.errors import FileError, InputError
 from setfold.files.readers.arrays import NpyReader, NpzReader
-from setfold.files.readers.clouds import LasReader, MeshReader
-from setfold.files.readers.events import RootReader
-from setfold.files.readers.reader import Reader
-from setfold.files.readers.stores import Hdf5Reader, TorchReader, ZarrReader
-from setfold.files.readers.tables import ArrowReader, ParquetReader
+from setfold.files.readers.columnar import ArrowReader, ParquetReader
+from setfold.files.readers.containers import Hdf5Reader, TorchReader, ZarrReader
+from setfold.files.readers.points import LasReader, MeshReader
+from setfold.files.readers.reader import BadRow, Reader
+from setfold.files.readers.root import RootReader
 from setfold.files.readers.text import CsvReader
 
-__all__ = ["READERS", "Reader", "open_reader", "reader_of", "suffixes"]
+__all__ = ["READERS", "BadRow", "Reader", "open_reader", "reader_of", "suffixes"]
 
 READERS: tuple[type[Reader], ...] = (
     ParquetReader,
@@ -32,12 +32,12 @@ READERS: tuple[type[Reader], ...] = (
 
 
 def suffixes() -> list[str]:
-    """All suffixes that are known."""
+    """Return the suffixes of all supported formats."""
     return [suffix for reader in READERS for suffix in reader.suffixes]
 
 
 def reader_of(path: Path) -> type[Reader] | None:
-    """The class that reads such a file, by its suffix; None if there is none.
+    """Return the reader class for a file, by suffix; None if the format is not supported.
 
     >>> reader_of(Path("a/b.PARQUET")).__name__
     'ParquetReader'
@@ -46,22 +46,28 @@ def reader_of(path: Path) -> type[Reader] | None:
     return next((r for r in READERS if name.endswith(r.suffixes)), None)
 
 
-def open_reader(path: Path, text: str | None = None, numbers: Collection[str] = ()) -> Reader:
-    """Open a file with the reader that its suffix asks for.
+def open_reader(
+    path: Path, text_column: str | None = None, number_columns: Collection[str] = ()
+) -> Reader:
+    """Open a file with the reader for its suffix.
 
     Args:
-        path: the file.
-        text: a column that is text wherever the format itself does not tell types (CSV, TSV); None
-            for none.
-        numbers: columns that are numbers there, whatever else stands in them.
+        path: The file.
+        text_column: A column to read as text, in formats without types (CSV, TSV).
+        number_columns: Columns to read as numbers, in formats without types. Other cells are null.
+
+    Raises:
+        InputError: The suffix is unknown.
+        FileError: The file does not exist or cannot be opened.
     """
     reader = reader_of(path)
     if reader is None:
         raise InputError(
-            f"cannot tell the format of {path} by its suffix; known are {', '.join(suffixes())}."
+            f"unknown suffix of {path}; expected one of {', '.join(suffixes())}. Convert the file."
         )
     if not path.exists():
-        raise FileError(f"there is no file {path}.")
+        raise FileError(f"there is no file {path}. Check the path.")
     if path.is_dir() != reader.is_folder:
-        raise FileError(f"{path} is {'a folder' if path.is_dir() else 'no folder'}.")
-    return reader(path, text, numbers)
+        expected, got = ("folder", "file") if reader.is_folder else ("file", "folder")
+        raise FileError(f"expected a {expected} at {path}, by its suffix; got a {got}. Rename it.")
+    return reader(path, text_column, number_columns)

@@ -1,4 +1,4 @@
-"""numpy's own files. Only the bytes of one batch are mapped at a time."""
+"""NumPy files. Only one batch is memory-mapped at a time."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import numpy as np
 from setfold.files.readers.column import Column, ColumnReader, columns_of
 
 
-class Header(NamedTuple):
-    """What stands before an array's bytes.
+class NpyHeader(NamedTuple):
+    """The header of an npy file.
 
     Args:
-        shape: of the array.
-        dtype: of the array.
-        fortran: whether the first index runs fastest.
-        size: how many bytes the header takes.
+        shape: The shape of the array.
+        dtype: The dtype of the array.
+        fortran: Whether the array is in Fortran order.
+        size: The size of the header in bytes.
     """
 
     shape: tuple[int, ...]
@@ -31,49 +31,49 @@ class Header(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """How many bytes the array takes."""
+        """The size of the array in bytes."""
         return prod(self.shape) * self.dtype.itemsize
 
 
-def read_header(file: IO[bytes]) -> Header:
-    """Read the header of an array in numpy's format.
+def read_header(file: IO[bytes]) -> NpyHeader:
+    """Read the header of an array in the npy format.
 
     Args:
-        file: stands at its beginning; afterwards, at the array's bytes.
+        file: The file, at the start of the header. Afterwards it is at the start of the array.
     """
     start = file.tell()
     version = np.lib.format.read_magic(file)
     if version not in ((1, 0), (2, 0)):
         raise ValueError(
-            f"version {version[0]}.{version[1]} of numpy's format; known are 1.0 and 2.0"
+            f"expected version 1.0 or 2.0 of the npy format; got {version[0]}.{version[1]}"
         )
     one = version == (1, 0)
     read = np.lib.format.read_array_header_1_0 if one else np.lib.format.read_array_header_2_0
     shape, fortran, dtype = read(file)
     if dtype.hasobject:
-        raise ValueError("its elements are Python objects, which are never unpickled")
-    return Header(shape, dtype, fortran and len(shape) > 1, file.tell() - start)
+        raise ValueError("it holds Python objects, which are never unpickled")
+    return NpyHeader(shape, dtype, fortran and len(shape) > 1, file.tell() - start)
 
 
 class Mapped:
-    """An array that lies in a file as it would in memory.
+    """An uncompressed array in a file, which can be memory-mapped.
 
     Args:
-        path: the file.
-        header: what is said of the array.
-        offset: where its bytes begin.
+        path: The file.
+        header: The header of the array.
+        offset: The position of the array in the file.
     """
 
-    def __init__(self, path: Path, header: Header, offset: int) -> None:
+    def __init__(self, path: Path, header: NpyHeader, offset: int) -> None:
         if path.stat().st_size < offset + header.bytes:
             raise ValueError(
-                f"{header.bytes} bytes expected after byte {offset}, but it ends before"
+                f"expected {header.bytes} bytes after byte {offset}; the file ends earlier"
             )
         self._path, self._header, self._offset = path, header, offset
         self.dtype, self.shape = header.dtype, header.shape
 
     def __getitem__(self, part: slice) -> np.ndarray:
-        if self._header.fortran:  # rows are spread over the file
+        if self._header.fortran:  # a row is spread over the file
             mapped = np.memmap(self._path, self.dtype, "r", self._offset, self.shape, "F")
             return np.ascontiguousarray(mapped[part])
         start, stop, _ = part.indices(self.shape[0])
@@ -83,15 +83,15 @@ class Mapped:
 
 
 class Streamed:
-    """An array that is compressed in an archive: reading goes forward only, at a reasonable cost.
+    """A compressed array in an archive. Only reading forward is efficient.
 
     Args:
-        archive: the file.
-        member: the array in it.
-        header: what is said of the array.
+        archive: The archive.
+        member: The array in the archive.
+        header: The header of the array.
     """
 
-    def __init__(self, archive: ZipFile, member: ZipInfo, header: Header) -> None:
+    def __init__(self, archive: ZipFile, member: ZipInfo, header: NpyHeader) -> None:
         self._archive, self._member, self._header = archive, member, header
         self.dtype, self.shape = header.dtype, header.shape
 
@@ -103,7 +103,7 @@ class Streamed:
         self._file.seek(self._header.size + start * row)
         content = self._file.read((stop - start) * row)
         if stop == self.shape[0]:
-            self._file.read(1)  # at its end, the checksum is compared
+            self._file.read(1)  # at the end, the checksum is verified
         return np.frombuffer(content, self.dtype).reshape(stop - start, *self.shape[1:])
 
     @cached_property
@@ -112,14 +112,14 @@ class Streamed:
 
     @cached_property
     def _whole(self) -> np.ndarray:
-        """All of it: a row's numbers are spread over the stream."""
+        """The whole array, because a row is spread over the stream."""
         self._file.seek(0)
         whole: np.ndarray = np.lib.format.read_array(self._file, allow_pickle=False)
         return whole
 
 
 class NpyReader(ColumnReader):
-    """One array: its rows are elements, or its fields are columns."""
+    """npy: one array. Its rows are elements, or its fields are columns."""
 
     suffixes: ClassVar = (".npy",)
 
@@ -130,7 +130,7 @@ class NpyReader(ColumnReader):
 
 
 class NpzReader(ColumnReader):
-    """Several arrays, each a column; compressed ones are streamed."""
+    """npz: several arrays, each a column. Compressed arrays are streamed."""
 
     suffixes: ClassVar = (".npz",)
 
@@ -149,7 +149,7 @@ class NpzReader(ColumnReader):
         if member.compress_type != ZIP_STORED:
             return columns_of(name, Streamed(self._archive, member, header), seekable=False)
         with self.path.open("rb") as file:
-            file.seek(member.header_offset + 26)  # of the entry, whose last two lengths vary
+            file.seek(member.header_offset + 26)  # two fields with variable lengths
             entry = 30 + sum(struct.unpack("<HH", file.read(4)))
         offset = member.header_offset + entry + header.size
         return columns_of(name, Mapped(self.path, header, offset))

@@ -1,4 +1,4 @@
-"""Files that hold arrays, each of which is a column and can be sliced by rows."""
+"""The base class of readers for files that hold arrays, one for each column."""
 
 from __future__ import annotations
 
@@ -13,56 +13,59 @@ import pyarrow as pa
 from setfold.errors import FileError, InputError
 from setfold.files.readers.reader import Reader
 
-WHOLE = "elements"  # the column of a file that is one array
+WHOLE = "elements"  # name of the column in a file that is a single array
 
 
 class Sliceable(Protocol):
-    """An array, in memory or not, whose rows can be had as numpy's."""
+    """An array, in memory or on disk, whose slices are NumPy arrays."""
 
     @property
     def dtype(self) -> Any:
-        """As in numpy."""
+        """As in NumPy."""
 
     @property
     def shape(self) -> Any:
-        """As in numpy; the first number is that of the rows."""
+        """As in NumPy; the first dimension is the rows."""
 
     def __getitem__(self, part: slice, /) -> Any:
-        """Some rows."""
+        """Return a range of rows."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column that gives any range of its rows.
+    """A column from which any range of rows can be read.
 
     Args:
-        type: as Arrow sees it.
-        length: how many rows it has.
-        take: gives the rows [start, stop), as a numpy or an Arrow array.
-        grain: how many rows are stored together, and unpacked together whenever one is wanted.
-        seekable: whether reading may begin anywhere at no cost.
+        type: The Arrow type.
+        length: The number of rows.
+        take: Returns the rows [start, stop) as a NumPy or Arrow array.
+        chunk_rows: The number of rows that are stored, and decompressed, together.
+        seekable: Whether it is cheap to start reading at any row.
     """
 
     type: pa.DataType
     length: int
     take: Callable[[int, int], Any]
-    grain: int = 1
+    chunk_rows: int = 1
     seekable: bool = True
 
 
 class ColumnReader(Reader):
-    """A file of columns. Those of another length belong to another table of the same file."""
+    """A file of columns. Columns of different lengths belong to different tables of the file."""
 
     columns: dict[str, Column]
 
     @abstractmethod
     def _find(self) -> dict[str, Column]:
-        """Open the file and tell its columns."""
+        """Open the file and return its columns."""
 
     def _open(self) -> None:
         self.columns = self._find()
         if not self.columns:
-            raise FileError(f"{self.path} holds no array of numbers with at least one dimension.")
+            raise FileError(
+                f"{self.path} has no numeric array with at least one dimension. Pass a file that "
+                "has one."
+            )
         self.schema = pa.schema([(name, column.type) for name, column in self.columns.items()])
         lengths = {column.length for column in self.columns.values()}
         self.num_rows = lengths.pop() if len(lengths) == 1 else None
@@ -70,15 +73,15 @@ class ColumnReader(Reader):
     def cuts(self, rows: int) -> list[tuple[int, int | None]]:
         if not all(column.seekable for column in self.columns.values()):
             return [(0, self.num_rows)] if self.num_rows != 0 else []
-        return super().cuts(_step(list(self.columns.values()), rows))
+        return super().cuts(_align(list(self.columns.values()), rows))
 
     def _end(self, columns: list[str]) -> int | None:
         lengths = {name: self.columns[name].length for name in columns}
         if len(set(lengths.values())) > 1:
-            told = ", ".join(f"{name!r} has {length}" for name, length in lengths.items())
+            counts = ", ".join(f"{name!r} has {length}" for name, length in lengths.items())
             raise InputError(
-                f"columns of {self.path} differ in their number of rows: {told}. Choose columns of one "
-                "length (--features)."
+                f"columns of {self.path} differ in their number of rows: {counts}. Select columns "
+                "of one length with --features."
             )
         return next(iter(lengths.values()), self.num_rows)
 
@@ -86,8 +89,8 @@ class ColumnReader(Reader):
         self, columns: list[str], start: int, stop: int | None, rows: int
     ) -> Iterator[pa.RecordBatch]:
         chosen = [self.columns[name] for name in columns]
-        last = 0 if stop is None else stop  # never None: `_end` knows
-        step = _step(chosen, rows)
+        last = 0 if stop is None else stop  # never None, because `_end` is known
+        step = _align(chosen, rows)
         while start < last:
             end = min(start // step * step + step, last)
             arrays = [arrow_of(column.take(start, end)) for column in chosen]
@@ -99,19 +102,19 @@ class ColumnReader(Reader):
             start = end
 
 
-def _step(columns: list[Column], rows: int) -> int:
-    """About `rows` rows, but whole grains, so that none is unpacked twice."""
-    grain = max(column.grain for column in columns)
-    return max(rows // grain, 1) * grain
+def _align(columns: list[Column], rows: int) -> int:
+    """Round `rows` to a multiple of the chunk size, so that no chunk is decompressed twice."""
+    chunk_rows = max(column.chunk_rows for column in columns)
+    return max(rows // chunk_rows, 1) * chunk_rows
 
 
 def columns_of(name: str, array: Sliceable, **details: Any) -> dict[str, Column]:
-    """The columns that an array makes: one, or one for each field; none if they are no columns.
+    """Return the columns of an array: one, or one for each field. A scalar has no columns.
 
     Args:
-        name: what the column is called; fields are called name/field, or just field without a name.
-        array: its first dimension is the rows.
-        details: of `Column`.
+        name: The name of the column. Fields are named name/field, or field if the name is empty.
+        array: The array; its first dimension is the rows.
+        details: More arguments of `Column`.
     """
     if len(array.shape) == 0:
         return {}
@@ -136,7 +139,7 @@ def _taker(array: Sliceable, fields: tuple[str, ...]) -> Callable[[int, int], An
 def _kinds(
     dtype: np.dtype, shape: tuple[int, ...], fields: tuple[str, ...]
 ) -> Iterator[tuple[tuple[str, ...], pa.DataType]]:
-    """The fields of a dtype, however deep, and their types in Arrow, if they have one."""
+    """Yield the fields of a dtype, also nested ones, and their Arrow types, if there is one."""
     if dtype.subdtype is not None:
         dtype, shape = dtype.base, shape + dtype.shape
     if dtype.names is not None:
@@ -147,18 +150,18 @@ def _kinds(
 
 
 def type_of(dtype: np.dtype, shape: tuple[int, ...] = ()) -> pa.DataType | None:
-    """The type of a column in Arrow; None if there is none, as for complex numbers.
+    """Return the Arrow type of a column; None if there is none, as for complex numbers.
 
     Args:
-        dtype: of its numbers.
-        shape: without the rows.
+        dtype: The dtype of the array.
+        shape: The shape of the array without the rows.
 
     >>> type_of(np.dtype("<f4"), (3,))
     FixedSizeListType(fixed_size_list<item: float>[3])
     """
     try:
         kind = pa.from_numpy_dtype(dtype.newbyteorder("="))
-    except pa.ArrowNotImplementedError:  # numbers that Arrow has not: complex, long double
+    except pa.ArrowNotImplementedError:  # not supported by Arrow: complex, long double
         return None
     if dtype.hasobject or 0 in shape:
         return None
@@ -168,7 +171,7 @@ def type_of(dtype: np.dtype, shape: tuple[int, ...] = ()) -> pa.DataType | None:
 
 
 def arrow_of(block: Any) -> pa.Array:
-    """Rows of an array as an Arrow array, without a copy where Arrow allows it.
+    """Convert rows of an array to an Arrow array, without a copy if possible.
 
     Args:
         block: `(n,)` becomes a plain column, `(n, d)` fixed-size lists, and so on.

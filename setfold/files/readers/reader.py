@@ -1,18 +1,20 @@
-"""Read first: what a reader is, and how to add a format.
+"""The base class of readers. Read this first to add a format.
 
-A reader knows one file. It tells the columns without reading them (`schema`), how many rows there
-are if that is cheap to tell (`num_rows`), where reading may begin without waste (`cuts`), and it
-reads ranges of rows as Arrow record batches (`read`). No more than about a batch is in memory.
+A reader reads one file. It provides the columns without reading their content (`schema`), the
+number of rows if that is cheap to determine (`num_rows`), the ranges of rows that are efficient to
+read (`cuts`), and the rows of a range as Arrow record batches (`read`). Only about one batch is in
+memory at a time.
 
 To add a format:
 
-1. Derive from `Reader` if the file is a table, or from `columns.ColumnReader` if it holds arrays
-   that can be sliced, one for each column. Name the `suffixes`, and say
-   `is_folder` if such a file is a folder.
-2. `_open` opens the file and sets `schema` and `num_rows` (or `columns`); `_batches` yields the
-   batches; `close` lets go of the file. Whatever these raise becomes a FileError that names the file
-   and the row. So does a file that ends before `num_rows`. Neither is a reader's business.
-3. Import a package that not everybody has with `required`.
+1. Derive from `Reader` if the file is a table, or from `column.ColumnReader` if it holds arrays
+   that can be sliced, one for each column. Set `suffixes`, and `is_folder` if such a file is a
+   folder.
+2. Implement `_open`, which opens the file and sets `schema` and `num_rows`, and `_batches`, which
+   yields the batches. For a `ColumnReader`, implement `_find` instead. Override `close` if the file
+   stays open. The base class turns any exception into a FileError with the file and the row, and
+   raises one if a file ends before `num_rows`.
+3. Import optional packages with `import_optional`.
 4. Add the class to `READERS` in `readers/__init__.py`.
 """
 
@@ -23,23 +25,28 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import pyarrow as pa
 
 from setfold.errors import FileError, InputError, SetfoldError
 
-BadLine = tuple[int, str]  # where a row should be, counted from 0, and why there is none
+
+class BadRow(NamedTuple):
+    """A row that cannot be used, and why."""
+
+    row: int  # counting from 0
+    reason: str
 
 
 class Reader(ABC):
-    """One file whose rows are elements of sets.
+    """A file whose rows are elements of sets.
 
     Args:
-        path: the file.
-        text: a column that is text wherever the format itself does not tell types, so that "007"
-            is not 7; None for none. Such a column need not be there.
-        numbers: columns that are numbers there, whatever else stands in them.
+        path: The file.
+        text_column: A column to read as text in formats without types, so that "007" is not 7. It
+            may be missing from the file.
+        number_columns: Columns to read as numbers in formats without types. Other cells are null.
     """
 
     suffixes: ClassVar[tuple[str, ...]]
@@ -47,42 +54,44 @@ class Reader(ABC):
     schema: pa.Schema
     num_rows: int | None
 
-    def __init__(self, path: Path, text: str | None = None, numbers: Collection[str] = ()) -> None:
+    def __init__(
+        self, path: Path, text_column: str | None = None, number_columns: Collection[str] = ()
+    ) -> None:
         self.path = path
-        self.text = text
-        self.numbers = numbers
+        self.text_column = text_column
+        self.number_columns = number_columns
         try:
             self._open()
-            list(self.schema.names)  # names that are no text fail here, not later
+            list(self.schema.names)  # names that are not valid text fail here, not later
         except SetfoldError:
             raise
-        except Exception as error:  # each library has its own ways to fail on a broken file
+        except Exception as error:  # each library raises its own errors for a corrupt file
             raise FileError(
-                f"{path} cannot be opened: {_reason(error)}. It is truncated, corrupt or no "
-                f"{self.suffixes[0]} file; write it anew."
+                f"cannot open {path}: {_format_error(error)}. It is truncated, corrupt or not a "
+                f"{self.suffixes[0]} file. Write it again."
             ) from error
 
     @abstractmethod
     def _open(self) -> None:
-        """Open the file; set `schema` and `num_rows`."""
+        """Open the file, and set `schema` and `num_rows`."""
 
     @abstractmethod
     def _batches(
         self, columns: list[str], start: int, stop: int | None, rows: int
     ) -> Iterator[pa.RecordBatch]:
-        """The rows [start, stop), in batches of at most `rows`."""
+        """Yield the rows [start, stop) in batches of at most `rows`."""
 
-    def close(self) -> None:  # noqa: B027 - some readers hold nothing open
-        """Let go of the file."""
+    def close(self) -> None:  # noqa: B027 - some readers keep nothing open
+        """Close the file."""
 
     def cuts(self, rows: int) -> list[tuple[int, int | None]]:
-        """Ranges of rows, of about `rows` each, at which reading may begin cheaply.
+        """Split the file into ranges of rows that are efficient to read.
 
         Args:
-            rows: how many rows a range should have.
+            rows: The approximate number of rows of a range.
 
         Returns:
-            Ranges [start, stop) that cover the file; the stop is None where nobody knows it yet.
+            Ranges [start, stop) that cover the file; stop is None if it is not known.
         """
         if self.num_rows is None:
             return [(0, None)]
@@ -96,15 +105,16 @@ class Reader(ABC):
         """Read some columns of a range of rows.
 
         Args:
-            columns: their names, in the order in which they are wanted.
-            start: the first row.
-            stop: the row after the last; None for the end of the file.
-            rows: how many rows a batch has at most. Where the batches are cut depends on nothing
-                but the file and these arguments.
+            columns: The names of the columns, in the order of the result.
+            start: The first row.
+            stop: The row after the last; None for the end of the file.
+            rows: The maximum number of rows of a batch. Batch boundaries depend on the file and on
+                these arguments only.
         """
         for name in columns:
             if len(self.schema.get_all_field_indices(name)) != 1:
-                raise InputError(f"{self.path} has not exactly one column {name!r}.")
+                count = len(self.schema.get_all_field_indices(name))
+                raise InputError(f"expected one column {name!r} in {self.path}; got {count}.")
         end = self._end(list(columns))
         last = end if stop is None or (end is not None and end < stop) else stop
         batches = self._batches(list(columns), start, last, rows)
@@ -116,8 +126,8 @@ class Reader(ABC):
                 raise
             except Exception as error:  # as above
                 raise FileError(
-                    f"{self.path} cannot be read from row {row} on: {_reason(error)}. It is "
-                    "truncated or corrupt; write it anew."
+                    f"cannot read {self.path} from row {row} on: {_format_error(error)}. It is "
+                    "truncated or corrupt. Write it again."
                 ) from error
             if batch is None:
                 break
@@ -125,24 +135,25 @@ class Reader(ABC):
             yield batch
         if end is not None and last is not None and row < last:
             raise FileError(
-                f"{self.path} ends before row {row}, but it should have {end} rows. It is truncated; "
-                "write it anew."
+                f"{self.path} ends before row {row}; expected {end} rows. It is truncated. Write "
+                "it again."
             )
 
-    def take_bad(self) -> list[BadLine]:
-        """What stands in the place of rows but is none, of all that was passed since the last call.
+    def take_bad_rows(self) -> list[BadRow]:
+        """Return the rows that could not be parsed since the last call, and forget them.
 
-        Ask after each batch: the batch begins straight after what is told then, so the numbers of its
-        rows are known. What stands at the end of the file is told after one more batch, without rows.
+        Call this after each batch. The bad rows come directly before the rows of the batch, so the
+        row numbers of the batch are known. Bad rows at the end of the file are followed by an
+        empty batch.
         """
         return []
 
     def take_reasons(self) -> dict[int, str]:
-        """Why rows since the last call hold a null where the file holds something else, by number."""
+        """Return, by row number, why rows since the last call have nulls that the file has not."""
         return {}
 
     def _end(self, columns: list[str]) -> int | None:
-        """How many rows these columns have; None where only reading tells."""
+        """Return the number of rows of some columns; None if it is not known before reading."""
         return self.num_rows
 
     def __enter__(self) -> Self:
@@ -157,23 +168,26 @@ class Reader(ABC):
         self.close()
 
 
-def required(module: str, extra: str) -> Any:
-    """Import a package that only some formats need.
+def import_optional(module: str, extra: str) -> Any:
+    """Import an optional package.
 
     Args:
-        module: what to import.
-        extra: the extra of setfold that installs it.
+        module: The module to import.
+        extra: The extra of setfold that installs it.
+
+    Raises:
+        InputError: The package is not installed.
     """
     try:
         return importlib.import_module(module)
     except ImportError as error:
         raise InputError(
-            f"this format needs {module}, which is not installed; type: "
+            f"this format needs the package {module}, which is not installed. Run: "
             f"pip install 'setfold[{extra}]'"
         ) from error
 
 
-def _reason(error: Exception) -> str:
-    """What a library said, in one line without a full stop."""
+def _format_error(error: Exception) -> str:
+    """Return the message of an error in one line, without a full stop."""
     text = " ".join(str(error).split()).rstrip(".")
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,1 +1,1 @@
-"""Tables of many sets: their states, as Arrow, merged and kept within a bound of memory."""
+"""Tables of many sets and their states: as Arrow, merged, and spilled to disk."""

@@ -1,7 +1,7 @@
-"""Tables on disk: one after the other in files that only grow.
+"""Tables on disk, in append-only files.
 
-A file is a row of Arrow streams. Growing is all that happens to it, so a run that was killed in the
-middle goes on from a length that it noted earlier: what stands behind it is cut off.
+A file is a sequence of Arrow streams. Data is only ever appended, so a checkpoint needs to record
+nothing but the length of the file. A resumed run truncates the file to that length.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from setfold.files.tables.table import Table, from_arrow
 
 BUCKET_BITS = 6
 BUCKETS = 1 << BUCKET_BITS
-LEVELS = 32 // BUCKET_BITS  # how often a bucket can be divided again
+LEVELS = 32 // BUCKET_BITS  # how often a bucket can be split again
 
 
 def bucket_of(sets: pa.Array, level: int) -> np.ndarray:
-    """The bucket (N,) of each set: a hash of its name, other bits of it at each level.
+    """Return the bucket (N,) of each set: a hash of its id. Each level uses other bits of the hash.
 
     >>> bool((bucket_of(pa.array([7, 8, 7]), 0) == bucket_of(pa.array([7, 8, 7]), 0)).all())
     True
@@ -33,20 +33,20 @@ def bucket_of(sets: pa.Array, level: int) -> np.ndarray:
         hashes = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
         hashes >>= np.uint64(32)
     else:
-        hashes = np.fromiter(map(zlib.crc32, _as_bytes(sets)), np.uint64, len(sets))
+        hashes = np.fromiter(map(zlib.crc32, _iter_bytes(sets)), np.uint64, len(sets))
     return (hashes >> np.uint64(level * BUCKET_BITS)).astype(np.int64) % BUCKETS
 
 
-def _as_bytes(sets: pa.Array) -> Iterator[bytes]:
-    """The names of sets as bytes, a few at a time: they may be long."""
+def _iter_bytes(sets: pa.Array) -> Iterator[bytes]:
+    """Yield set ids as bytes. They may be long, so they are converted a few at a time."""
     for start in range(0, len(sets), 1024):
-        some = sets.slice(start, 1024)
-        text = some if pa.types.is_large_binary(some.type) else some.cast(pa.large_string())
+        part = sets.slice(start, 1024)
+        text = part if pa.types.is_large_binary(part.type) else part.cast(pa.large_string())
         yield from text.cast(pa.large_binary()).to_pylist()
 
 
-def divided(table: Table, level: int) -> Iterator[tuple[int, Table]]:
-    """The parts of a table that belong to each bucket, those with nothing left out."""
+def split_by_bucket(table: Table, level: int) -> Iterator[tuple[int, Table]]:
+    """Yield the part of a table for each bucket that is not empty."""
     codes = table.sets.dictionary_encode()
     buckets = bucket_of(codes.dictionary, level)[codes.indices.to_numpy()]
     order = np.argsort(buckets, kind="stable")
@@ -56,7 +56,7 @@ def divided(table: Table, level: int) -> Iterator[tuple[int, Table]]:
 
 
 def append(path: Path, table: Table) -> int:
-    """Add a table to a file; gives the number of bytes."""
+    """Append a table to a file, and return the number of bytes written."""
     with path.open("ab") as file:
         before = file.tell()
         arrow = table.to_arrow()
@@ -65,8 +65,12 @@ def append(path: Path, table: Table) -> int:
         return file.tell() - before
 
 
-def tables_in(path: Path) -> Iterator[Table]:
-    """The tables of a file, from the first to the last."""
+def read_tables(path: Path) -> Iterator[Table]:
+    """Yield the tables of a file in the order in which they were appended.
+
+    Raises:
+        FileError: The file is corrupt.
+    """
     size = path.stat().st_size
     with pa.OSFile(str(path)) as file:
         while file.tell() < size:
@@ -74,21 +78,22 @@ def tables_in(path: Path) -> Iterator[Table]:
                 table = pa.ipc.open_stream(file).read_all()
             except (pa.ArrowException, OSError) as error:
                 raise FileError(
-                    f"{path} is damaged ({error}). Begin the run anew, without --resume."
+                    f"{path} is corrupt ({error}). Start over with --restart."
                 ) from error
             yield from_arrow(table)
 
 
-def shorten(path: Path, length: int) -> None:
-    """Cut off what was added after a file had some length.
+def truncate(path: Path, length: int) -> None:
+    """Truncate a file to a length that it had before. Remove it if the length is 0.
 
     Raises:
-        FileError: it is shorter than that.
+        FileError: The file is shorter than that.
     """
     size = path.stat().st_size if path.exists() else 0
     if size < length:
         raise FileError(
-            f"{path} has {size} bytes, and had {length}: it was damaged. Begin the run anew, without --resume."
+            f"{path} is corrupt: expected at least {length} bytes, got {size}. Start over with "
+            "--restart."
         )
     if length:
         os.truncate(path, length)

@@ -1,39 +1,41 @@
-"""Store: the states of any number of sets within a bound of memory.
+"""Store: the states of any number of sets, with bounded memory.
 
-Tables come in; when they are too many, those of the same sets are merged; when they are still too
-many, all go to disk, divided into buckets by a hash of the set's name. In the end each bucket is
-a store of its own, and all of a set is in one of them. A bucket that is too large is divided again.
+The store collects tables. When they take too much memory, it merges those of the same sets. If that
+is not enough, it spills all of them to disk, into buckets by a hash of the set id. At the end each
+bucket is processed as a store of its own, because all parts of a set are in the same bucket. A
+bucket that is too large for memory is split into buckets again.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from setfold.core.encoder import StreamingSetEncoder
-from setfold.files.tables.spill import LEVELS, append, divided, shorten, tables_in
+from setfold.files.tables.spill import LEVELS, append, read_tables, split_by_bucket, truncate
 from setfold.files.tables.table import (
     RowTable,
     StateTable,
     Table,
     all_sets,
     merged,
-    state_bytes,
     states_of,
 )
 
-MOST_TABLES = 16  # that wait to be merged
+MAX_TABLES = 16  # state tables that are collected before they are merged
 
 
 class Store:
     """States of any number of sets.
 
     Args:
-        encoder: whose states they are, in evaluation mode.
-        folder: for what does not fit; made when it is needed.
-        budget: bytes that the tables may take in memory, all together and while they are merged.
-        level: how often the sets were divided before.
+        encoder: The encoder of the states, in evaluation mode.
+        folder: The folder to spill to; created when it is needed.
+        budget: The memory for all tables in bytes, including the memory for merging them.
+        level: How often the sets were split into buckets before.
+        on_spill: Callback that is called with the number of bytes after each spill, also for
+            buckets that are split again.
 
     >>> import pyarrow as pa, setfold, tempfile, torch
     >>> encoder = setfold.Pool(2, "mean").eval()
@@ -46,141 +48,141 @@ class Store:
     """
 
     def __init__(
-        self, encoder: StreamingSetEncoder, folder: Path, budget: int, level: int = 0
+        self,
+        encoder: StreamingSetEncoder,
+        folder: Path,
+        budget: int,
+        level: int = 0,
+        on_spill: Callable[[int], None] | None = None,
     ) -> None:
         self.encoder, self.folder, self.budget, self.level = encoder, folder, budget, level
-        self.device = str(encoder.initial_state(0).device)
-        self.state_bytes = state_bytes(encoder)
+        self.on_spill = on_spill
+        self.state_nbytes = encoder.state_nbytes
         self.states: list[StateTable] = []
         self.rows: list[RowTable] = []
-        self.spills = 0
-        self.spilled = 0  # bytes
-        self.held = 0  # bytes that are in memory, or will be while rows are put together
+        self.nbytes = 0  # memory of the tables; rows count twice, for when they are concatenated
 
     def add(self, table: Table) -> None:
-        """Take in what some rows add to their sets."""
-        self._keep(table)
-        if len(self.states) > MOST_TABLES:  # a few large blocks rather than many small ones
-            self._hold([merged(self.states)], self.rows)
-        if self.held > self.budget // 2:
+        """Add a table. Merge and spill if the tables take too much memory."""
+        self._collect(table)
+        if len(self.states) > MAX_TABLES:  # a few large tables are faster than many small ones
+            self._replace_tables([merged(self.states)], self.rows)
+        if self.nbytes > self.budget // 2:
             self._compact()
-            if self.held > self.budget // 4 and not self.is_last:
+            if self.nbytes > self.budget // 4 and not self.is_last_level:
                 self._spill()
 
     def drain(self) -> Iterator[StateTable]:
-        """All sets, each once and with all it is made of; each table sorted. The store is empty then."""
+        """Yield the complete states of all sets, as sorted tables, and empty the store."""
         if not self.fits():
             for bucket in self.close():
                 yield from self.drain_bucket(bucket)
                 self.drop_bucket(bucket)
         elif self.states or self.rows:
-            yield self._taken().sorted()
+            yield self._take_all().sorted()
 
     @property
-    def is_last(self) -> bool:
-        """Whether the sets cannot be divided again: their names agree in all bits of the hash."""
+    def is_last_level(self) -> bool:
+        """Whether the sets cannot be split again, because all bits of the hash are used."""
         return self.level == LEVELS
 
     def fits(self) -> bool:
-        """Whether nothing lies on disk, and the states of all sets fit in memory."""
-        if self.spills:
+        """Whether nothing was spilled, and the states of all sets fit in memory."""
+        if self.files():
             return False
-        if self.is_last:
+        if self.is_last_level:
             return True
-        return all_sets([*self.states, *self.rows]) * self.state_bytes <= self.budget // 2
+        return all_sets([*self.states, *self.rows]) * self.state_nbytes <= self.budget // 2
 
     def close(self) -> list[int]:
-        """Bring the rest to disk; gives the buckets that hold anything."""
+        """Spill the rest, and return the buckets that are not empty."""
         if self.states or self.rows:
             self._spill()
         return sorted({int(path.name.partition(".")[0]) for path in self.files()})
 
     def drain_bucket(self, bucket: int) -> Iterator[StateTable]:
-        """All sets of a bucket, as `drain` gives them; it stays on disk."""
+        """Yield the states of a bucket like `drain`, but keep its files."""
         folder = self.folder / f"{bucket:02d}"
-        if folder.exists():  # of a run that was killed
+        if folder.exists():  # left by an interrupted run
             shutil.rmtree(folder)
-        own = Store(self.encoder, folder, self.budget, self.level + 1)
+        child = Store(self.encoder, folder, self.budget, self.level + 1, self.on_spill)
         for path in self.files(bucket):
-            for table in tables_in(path):
-                own.add(table)
-        yield from own.drain()
-        self.spills += own.spills
-        self.spilled += own.spilled
+            for table in read_tables(path):
+                child.add(table)
+        yield from child.drain()
 
     def drop_bucket(self, bucket: int) -> None:
-        """Remove a bucket that is no longer needed."""
+        """Remove the files of a bucket."""
         for path in self.files(bucket):
             path.unlink()
 
     def files(self, bucket: int | None = None) -> list[Path]:
-        """Those that hold what lies on disk: all, or those of a bucket."""
+        """Return the files with spilled tables: all, or those of a bucket."""
         start = "*" if bucket is None else f"{bucket:02d}"
         return sorted(self.folder.glob(f"{start}.*.tables"), reverse=True)  # states before rows
 
-    # ---- snapshots -----------------------------------------------------------------------------
+    # ---- checkpoints ---------------------------------------------------------------------------
 
     def save(self, path: Path) -> dict[str, int]:
-        """Write down what is in memory; gives the lengths of the files that hold the rest."""
+        """Write the tables in memory to a file, and return the lengths of the spilled files."""
         path.touch()
         tables: list[Table] = [*self.states, *self.rows]
         for table in tables:
             append(path, table)
         return {file.name: file.stat().st_size for file in self.files()}
 
-    def restore(self, path: Path, lengths: dict[str, int], spills: int, spilled: int) -> None:
-        """Go back to what `save` wrote down."""
+    def restore(self, path: Path, lengths: dict[str, int]) -> None:
+        """Restore what `save` has written."""
         for file in self.files():
-            shorten(file, lengths.get(file.name, 0))
+            truncate(file, lengths.get(file.name, 0))
         for name, length in lengths.items():
-            shorten(self.folder / name, length)
-        self._hold([], [])
-        for table in tables_in(path):
-            self._keep(table)
-        self.spills, self.spilled = spills, spilled
+            truncate(self.folder / name, length)
+        self._replace_tables([], [])
+        for table in read_tables(path):
+            self._collect(table)
 
-    def _keep(self, table: Table) -> None:
+    def _collect(self, table: Table) -> None:
         if isinstance(table, StateTable):
             self.states.append(table)
-            self.held += table.nbytes
+            self.nbytes += table.nbytes
         else:
             self.rows.append(table)
-            self.held += 2 * table.nbytes
+            self.nbytes += 2 * table.nbytes
 
-    def _hold(self, states: list[StateTable], rows: list[RowTable]) -> None:
-        """Hold these, and nothing else."""
+    def _replace_tables(self, states: list[StateTable], rows: list[RowTable]) -> None:
         self.states, self.rows = states, rows
-        self.held = sum(t.nbytes for t in states) + 2 * sum(t.nbytes for t in rows)
+        self.nbytes = sum(t.nbytes for t in states) + 2 * sum(t.nbytes for t in rows)
 
-    # ---- within the bound ----------------------------------------------------------------------
+    # ---- merge and spill -----------------------------------------------------------------------
 
     def _compact(self) -> None:
-        """Merge what belongs to the same sets, and make states of rows where those are fewer bytes."""
+        """Merge states of the same sets, and turn rows into states if that saves memory."""
         if self.states:
-            self._hold([merged(self.states)], self.rows)
+            self._replace_tables([merged(self.states)], self.rows)
         if self.rows:
             sets = all_sets(self.rows)
-            if 2 * sets * self.state_bytes < sum(table.nbytes for table in self.rows):
-                self._hold([self._taken()], [])
+            if 2 * sets * self.state_nbytes < sum(table.nbytes for table in self.rows):
+                self._replace_tables([self._take_all()], [])
 
-    def _taken(self) -> StateTable:
-        """Everything as states, merged; the store is empty then."""
+    def _take_all(self) -> StateTable:
+        """Return everything as one table of merged states, and empty the store."""
         states, rows = self.states, self.rows
-        self._hold([], [])
+        self._replace_tables([], [])
         if rows:
-            together = RowTable.concat(rows)
+            concatenated = RowTable.concat(rows)
             rows.clear()
-            for table in states_of(self.encoder, together, self.device):
+            for table in states_of(self.encoder, concatenated, str(self.encoder.device)):
                 states.append(table)
         return merged(states)
 
     def _spill(self) -> None:
-        """Bring everything to disk, each set to its bucket."""
+        """Write all tables to disk, each set into its bucket."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        nbytes = 0
         for kind, tables in (("states", self.states), ("rows", self.rows)):
             while tables:
-                for bucket, part in divided(tables.pop(0), self.level):
-                    path = self.folder / f"{bucket:02d}.{kind}.tables"
-                    self.spilled += append(path, part)
-        self._hold([], [])
-        self.spills += 1
+                for bucket, part in split_by_bucket(tables.pop(0), self.level):
+                    nbytes += append(self.folder / f"{bucket:02d}.{kind}.tables", part)
+        self._replace_tables([], [])
+        if self.on_spill is not None:
+            self.on_spill(nbytes)

@@ -1,4 +1,4 @@
-"""Engines that are not setfold's: the examples of docs/clusters.md, and states as bytes."""
+"""Other engines: the examples in docs/clusters.md, and packed states."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.examples import ROOT, run_examples
 PAGE = ROOT / "docs" / "clusters.md"
 
 
-def refuse_other_encodings(found, names):
-    """Compare a table with what the encoder makes of all rows of a set, one set after the other."""
+def assert_encodings(found, names):
+    """Compare a table with the encodings of whole sets."""
     rows = pq.read_table("events")
     event, *features = (rows[name].to_numpy() for name in ("event", "x", "y"))
     elements = torch.from_numpy(np.stack(features, 1))
@@ -36,7 +36,7 @@ def refuse_other_encodings(found, names):
 def test_a_loop_makes_the_encodings_of_whole_sets(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = run_examples(PAGE)
-    refuse_other_encodings(names["encodings"], names)
+    assert_encodings(names["encodings"], names)
 
 
 @pytest.mark.filterwarnings("ignore:The inplace keyword in DataFrame.reset_index")  # of Dask itself
@@ -44,10 +44,10 @@ def test_dask_makes_the_encodings_of_whole_sets(tmp_path, monkeypatch):
     pytest.importorskip("dask.dataframe")
     monkeypatch.chdir(tmp_path)
     names = run_examples(PAGE, "dask")
-    refuse_other_encodings(names["from_dask"], names)
+    assert_encodings(names["from_dask"], names)
 
 
-# Spark is in no extra: it takes a Java, and half a minute to start. Install pyspark to run this.
+# Spark is not in an extra, because it needs Java. Install pyspark to run this test.
 @pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
 def test_spark_makes_the_encodings_of_whole_sets(tmp_path, monkeypatch):
     pytest.importorskip("pyspark")
@@ -55,10 +55,10 @@ def test_spark_makes_the_encodings_of_whole_sets(tmp_path, monkeypatch):
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
     names = run_examples(PAGE, "pyspark")
     names["spark"].stop()
-    refuse_other_encodings(pq.read_table("encodings"), names)
+    assert_encodings(pq.read_table("encodings"), names)
 
 
-# ---- states as bytes ---------------------------------------------------------------------------
+# ---- packed states -----------------------------------------------------------------------------
 
 
 def slots(seed=0, **settings):
@@ -93,7 +93,7 @@ def test_packed_states_are_the_same_again(name, names):
     assert unpack_partials(encoder, packed).equals(table, check_metadata=True)
 
 
-def test_packed_states_may_come_in_other_pieces_and_as_batches():
+def test_packed_states_can_be_sliced_and_given_as_batches():
     encoder = slots()
     table = partials(encoder)
     packed = pack_partials(table)
@@ -109,7 +109,7 @@ def test_packed_states_may_come_in_other_pieces_and_as_batches():
 
 @pytest.mark.parametrize("other", [slots(seed=1), slots(aggregate="max"), setfold.Pool(2, "max")])
 def test_packed_states_of_another_model_are_refused(other):
-    with pytest.raises(setfold.StateMismatchError, match="another model, or are damaged"):
+    with pytest.raises(setfold.StateMismatchError, match="another model, or they are corrupt"):
         unpack_partials(other.eval(), pack_partials(partials(slots())))
 
 
@@ -117,7 +117,7 @@ def test_packed_states_of_another_model_are_refused(other):
 def test_damaged_states_are_refused(state):
     packed = pack_partials(partials(slots()))
     states = [*packed["state"].to_pylist()[1:], state]
-    with pytest.raises(setfold.StateMismatchError, match="another model, or are damaged"):
+    with pytest.raises(setfold.StateMismatchError, match="another model, or they are corrupt"):
         unpack_partials(slots(), packed.set_column(1, "state", pa.array(states, pa.binary())))
 
 

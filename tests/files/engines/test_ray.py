@@ -1,4 +1,4 @@
-"""The Ray engine: what the local one gives, whatever happens to the workers."""
+"""The Ray engine: the same steps as the local engine, even if workers are lost."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ import pytest
 import torch
 
 import setfold
-from setfold.files.columns import Columns, features_of
+from setfold.files.columns import ColumnSpec, features_of
 from setfold.files.engines import local
 from setfold.files.engines import ray as engine
 from setfold.files.engines.task import Skipped, Task
-from setfold.files.job import ReadOptions, completed, plan_for
+from setfold.files.request import ReadOptions, build_plan, with_defaults
 from setfold.files.tables.table import RowTable, StateTable
 
 ray = pytest.importorskip("ray")
@@ -30,10 +30,10 @@ FILES, ROWS, BATCH = 4, 1500, 500  # three steps for each file
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
-    """One Ray for all tests, as the engine itself starts it."""
+    """One Ray instance for all tests, started by the engine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "cpu_count", lambda: 2)
-        with engine._connected(ray, None):
+        with engine._connection(ray, None):
             yield
     assert not ray.is_initialized()
 
@@ -51,7 +51,7 @@ def encoder():
 
 @pytest.fixture
 def folder(tmp_path):
-    """Files over which every set is spread."""
+    """Files in which every set occurs."""
     for number in range(FILES):
         generator = np.random.default_rng(number)
         x, y = generator.standard_normal((2, ROWS)).astype(np.float32)
@@ -64,16 +64,16 @@ def write(path, event, x, y):
 
 
 def work_on(folder, set="event", kind=Task, skip=False, **settings):
-    """A task and its pieces; small batches, so that each piece has several steps."""
-    columns = Columns(features_of("x, y"), set)
-    options = completed({"memory": "1GB", "skip_errors": skip}, ReadOptions)
-    plan = plan_for(encoder(), folder, columns, options)
+    """Return a task and its shards, with small batches, so that each shard has several steps."""
+    columns = ColumnSpec(features_of("x, y"), set)
+    options = with_defaults({"memory": "1GB", "skip_errors": skip}, ReadOptions)
+    plan = build_plan(encoder(), folder, columns, options)
     given = {field.name: getattr(plan.task, field.name) for field in fields(Task)}
-    return kind(**given | {"rows": BATCH} | settings), plan.pieces
+    return kind(**given | {"batch_rows": BATCH} | settings), plan.shards
 
 
-def told(steps):
-    """All that steps say, in a form in which equal means equal to the last bit."""
+def contents_of(steps):
+    """Return the content of steps in a form that compares bit by bit."""
     return [(*step[:2], *map(contents, step.tables), *step[3:]) for step in steps]
 
 
@@ -90,41 +90,41 @@ def contents(table):
 
 @pytest.mark.parametrize("set", ["event", None])
 def test_the_steps_are_those_of_the_local_engine(folder, set):
-    task, pieces = work_on(folder, set)
-    steps = list(engine.steps(task, pieces, 0, 0))
+    task, shards = work_on(folder, set)
+    steps = list(engine.steps(task, shards, 0, 0))
     assert [step.rows for step in steps] == [500, 1000, 1500] * FILES
     assert all(isinstance(step.tables[0], StateTable) for step in steps)
-    assert told(steps) == told(local.steps(task, pieces, 0, 0))
+    assert contents_of(steps) == contents_of(local.steps(task, shards, 0, 0))
 
 
 def test_rows_that_stay_rows_arrive_as_rows(tmp_path):
     zeros = np.zeros(ROWS, np.float32)
     write(tmp_path / "small.parquet", np.arange(ROWS).astype(str), zeros, zeros + 1)
-    task, pieces = work_on(tmp_path)
-    steps = list(engine.steps(task, pieces, 0, 0))
+    task, shards = work_on(tmp_path)
+    steps = list(engine.steps(task, shards, 0, 0))
     assert all(isinstance(step.tables[0], RowTable) for step in steps)
     assert [name for step in steps for name in step.tables[0].sets.to_pylist()] == [
         str(number) for number in range(ROWS)
     ]
-    assert told(steps) == told(local.steps(task, pieces, 0, 0))
+    assert contents_of(steps) == contents_of(local.steps(task, shards, 0, 0))
 
 
-def test_it_goes_on_within_a_piece(folder):
-    task, pieces = work_on(folder)
-    steps = list(engine.steps(task, pieces, 2, 500))
-    assert [(step.piece, step.rows) for step in steps[:3]] == [(2, 1000), (2, 1500), (3, 500)]
-    assert told(steps) == told(local.steps(task, pieces, 0, 0))[-5:]
+def test_it_resumes_within_a_shard(folder):
+    task, shards = work_on(folder)
+    steps = list(engine.steps(task, shards, 2, 500))
+    assert [(step.shard, step.rows) for step in steps[:3]] == [(2, 1000), (2, 1500), (3, 500)]
+    assert contents_of(steps) == contents_of(local.steps(task, shards, 0, 0))[-5:]
 
 
 def test_there_may_be_nothing_to_do(folder):
-    task, pieces = work_on(folder)
-    assert list(engine.steps(task, pieces, FILES, 0)) == []
+    task, shards = work_on(folder)
+    assert list(engine.steps(task, shards, FILES, 0)) == []
 
 
 def test_names_of_files_may_be_relative(folder, monkeypatch):
     monkeypatch.chdir(folder)
-    task, pieces = work_on("1.parquet", set=None)
-    step, *_ = engine.steps(task, pieces, 0, 0)
+    task, shards = work_on("1.parquet", set=None)
+    step, *_ = engine.steps(task, shards, 0, 0)
     assert step.tables[0].sets.to_pylist() == ["1.parquet"]
 
 
@@ -136,7 +136,7 @@ def test_files_become_the_same_vectors(folder):
         )
         assert (summary.sets, summary.elements) == (7, FILES * ROWS)
     assert outs["local"].read_bytes() == outs["ray"].read_bytes()
-    assert ray.is_initialized()  # it was before
+    assert ray.is_initialized()  # the existing connection is kept
 
 
 # ---- errors ------------------------------------------------------------------------------------
@@ -150,45 +150,45 @@ def with_nan(folder):
 
 def test_an_error_arrives_as_itself_after_the_steps_before_it(folder):
     with_nan(folder)
-    task, pieces = work_on(folder)
-    steps = engine.steps(task, pieces, 0, 0)
+    task, shards = work_on(folder)
+    steps = engine.steps(task, shards, 0, 0)
     before = [next(steps) for _ in range(4)]
-    assert [(step.piece, step.rows) for step in before[-2:]] == [(0, 1500), (1, 500)]
+    assert [(step.shard, step.rows) for step in before[-2:]] == [(0, 1500), (1, 500)]
     with pytest.raises(setfold.FileError, match=r"1\.parquet, row 700 .*NaN") as caught:
         next(steps)
     with pytest.raises(setfold.FileError) as expected:
-        list(local.steps(task, pieces, 0, 0))
+        list(local.steps(task, shards, 0, 0))
     assert type(caught.value) is setfold.FileError
     assert str(caught.value) == str(expected.value)
 
 
-def test_what_cannot_be_used_is_left_out_if_wanted(folder):
+def test_bad_rows_are_skipped_on_request(folder):
     with_nan(folder)
-    task, pieces = work_on(folder, skip=True)
-    steps = list(engine.steps(task, pieces, 0, 0))
+    task, shards = work_on(folder, skip=True)
+    steps = list(engine.steps(task, shards, 0, 0))
     assert [(bad.row, step.rows) for step in steps for bad in step.skipped] == [(700, 1000)]
-    assert told(steps) == told(local.steps(task, pieces, 0, 0))
+    assert contents_of(steps) == contents_of(local.steps(task, shards, 0, 0))
 
 
 def test_a_file_that_a_worker_does_not_see_is_named(folder):
-    task, pieces = work_on(folder)
+    task, shards = work_on(folder)
     (folder / "2.parquet").unlink()
-    with pytest.raises(setfold.FileError, match=r"2\.parquet is not there on .* same name"):
-        list(engine.steps(task, pieces, 2, 0))
+    with pytest.raises(setfold.FileError, match=r"2\.parquet on .* same path"):
+        list(engine.steps(task, shards, 2, 0))
 
 
 @dataclass(frozen=True)
 class Broken(Task):
-    """Fails in a way that is not setfold's."""
+    """Raises an error that is not from setfold."""
 
-    def steps(self, number, piece, done=0):
+    def steps(self, number, shard, done=0):
         raise ZeroDivisionError("in the model")
 
 
 def test_an_error_of_the_model_keeps_its_type_and_its_traceback(folder):
-    task, pieces = work_on(folder, kind=Broken)
+    task, shards = work_on(folder, kind=Broken)
     with pytest.raises(ZeroDivisionError, match=r"(?s)test_ray\.py.*in the model"):
-        list(engine.steps(task, pieces, 0, 0))
+        list(engine.steps(task, shards, 0, 0))
 
 
 # ---- clusters ----------------------------------------------------------------------------------
@@ -213,72 +213,74 @@ def test_a_cluster_that_cannot_be_reached_is_one_line(address, monkeypatch):
 
 @dataclass(frozen=True)
 class Noting(Task):
-    """Writes down which pieces were begun; the first is the slowest."""
+    """Records which shards were started; the first one is slow."""
 
     notes: Path = Path()
 
-    def steps(self, number, piece, done=0):
+    def steps(self, number, shard, done=0):
         (self.notes / str(number)).touch()
         if number == 0:
             time.sleep(0.5)
-        yield from super().steps(number, piece, done)
+        yield from super().steps(number, shard, done)
 
 
-def test_few_pieces_are_under_way_and_all_come_in_order(folder, tmp_path):
+def test_few_shards_are_under_way_and_all_come_in_order(folder, tmp_path):
     notes = tmp_path / "notes"
     notes.mkdir()
-    task, pieces = work_on(folder, kind=Noting, notes=notes)
-    steps = engine.steps(task, pieces * 3, 0, 0)
+    task, shards = work_on(folder, kind=Noting, notes=notes)
+    steps = engine.steps(task, shards * 3, 0, 0)
     next(steps)
     while len(begun := {note.name for note in notes.iterdir()}) < 4:  # two for each core
         time.sleep(0.01)
     assert begun == {"0", "1", "2", "3"}
     time.sleep(0.3)
     assert len(list(notes.iterdir())) == 4
-    assert [step.piece for step in steps] == [n for n in range(3 * FILES) for _ in range(3)][1:]
+    assert [step.shard for step in steps] == [n for n in range(3 * FILES) for _ in range(3)][1:]
 
 
 @dataclass(frozen=True)
 class Counting(Task):
-    """Tells which object in which process it is."""
+    """Reports its process and object id."""
 
-    def steps(self, number, piece, done=0):
-        for step in super().steps(number, piece, done):
-            skipped = Skipped(str(piece.input.path), None, f"{os.getpid()} {id(self)}")
+    def steps(self, number, shard, done=0):
+        for step in super().steps(number, shard, done):
+            skipped = Skipped(str(shard.input.path), None, f"{os.getpid()} {id(self)}")
             yield step._replace(skipped=(skipped,))
 
 
 def test_the_task_is_unpacked_once_in_a_worker(folder):
-    task, pieces = work_on(folder, kind=Counting)
-    names = [step.skipped[0].reason for step in engine.steps(task, pieces * 3, 0, 0)]
+    task, shards = work_on(folder, kind=Counting)
+    names = [step.skipped[0].reason for step in engine.steps(task, shards * 3, 0, 0)]
     assert len(set(names)) <= 2  # workers
 
 
 @dataclass(frozen=True)
 class Fatal(Task):
-    """Kills its worker in the middle of the second piece, unless a file says that it has."""
+    """Kills its worker in the middle of the second shard, unless the marker file exists."""
 
     marker: Path = Path()
     always: bool = False
 
-    def steps(self, number, piece, done=0):
-        for step in super().steps(number, piece, done):
+    def steps(self, number, shard, done=0):
+        for step in super().steps(number, shard, done):
             if number == 1 and step.rows == 1000 and (self.always or not self.marker.exists()):
                 self.marker.touch()
-                time.sleep(0.2)  # until the step before is taken
+                time.sleep(0.2)  # until the previous step is consumed
                 os.kill(os.getpid(), signal.SIGKILL)
             yield step
 
 
 def test_a_lost_worker_changes_nothing(folder, tmp_path):
-    task, pieces = work_on(folder, kind=Fatal, marker=tmp_path / "killed")
-    steps = list(engine.steps(task, pieces, 0, 0))
+    task, shards = work_on(folder, kind=Fatal, marker=tmp_path / "killed")
+    steps = list(engine.steps(task, shards, 0, 0))
     assert task.marker.exists()
-    assert told(steps) == told(local.steps(replace(task, rows=BATCH), pieces, 0, 0))
+    assert contents_of(steps) == contents_of(
+        local.steps(replace(task, batch_rows=BATCH), shards, 0, 0)
+    )
 
 
 def test_workers_that_are_always_lost_end_it(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(engine, "RETRIES", 0)
-    task, pieces = work_on(folder, kind=Fatal, marker=tmp_path / "killed", always=True)
-    with pytest.raises(setfold.DistributedError, match=r"1\.parquet, not in 0 retries.*--resume"):
-        list(engine.steps(task, pieces, 0, 0))
+    task, shards = work_on(folder, kind=Fatal, marker=tmp_path / "killed", always=True)
+    with pytest.raises(setfold.DistributedError, match=r"1\.parquet after 0 retries.*--resume"):
+        list(engine.steps(task, shards, 0, 0))

@@ -1,4 +1,4 @@
-"""What is particular to text: types that are guessed, lines that are no rows."""
+"""CSV and TSV: inferred types, bad lines and bad cells."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text, "BLOCK", 64)
+    monkeypatch.setattr(text, "BLOCK_BYTES", 64)
 
 
 def values(path: Path, name: str, text: str | None = None) -> list[object]:
@@ -28,7 +28,7 @@ def values(path: Path, name: str, text: str | None = None) -> list[object]:
 
 
 def test_numbers_that_get_wider(tmp_path: Path) -> None:
-    """Types are guessed from the first megabytes of text; a fraction may come later."""
+    """Types are inferred from the first megabytes of text; a fraction may come later."""
     path = tmp_path / "a.csv"
     rows = 700_000
     path.write_text("late,id,void\n" + "0,1234567,\n" * rows + "0.5,7,3\n")
@@ -57,7 +57,9 @@ def test_ids_that_turn_into_text(path: Path) -> None:
 @pytest.mark.parametrize("header", ["1,2", "0.5,-2e3", "7,nan"])
 def test_no_header(path: Path, header: str) -> None:
     path.write_text(f"{header}\n3,4\n")
-    with pytest.raises(FileError, match=r"a\.csv has no header.*numbers only.*line of names"):
+    with pytest.raises(
+        FileError, match=r"a\.csv has no header.*only numbers.*line of column names"
+    ):
         open_reader(path)
     path.write_text(f"{header},x\n3,4,5\n")
     assert values(path, "x") == [5]
@@ -66,21 +68,21 @@ def test_no_header(path: Path, header: str) -> None:
 def numbered(
     path: Path, start: int = 0, stop: int | None = None, columns: tuple[str, ...] = ("id", "x")
 ) -> tuple[dict, dict]:
-    """The rows of a file by their numbers, and the reasons why others are none, or not whole."""
+    """Return the good rows of a file by row number, and the reasons for the bad ones."""
     rows, bad, row = {}, {}, start
     with open_reader(path, "id") as reader:
         for batch in reader.read(columns, start, stop, rows=7):
-            told = reader.take_bad()
-            assert [number for number, _ in told] == list(range(row, row + len(told)))
-            row += len(told)
-            bad.update(told)
+            unread = reader.take_bad_rows()
+            assert [number for number, _ in unread] == list(range(row, row + len(unread)))
+            row += len(unread)
+            bad.update(unread)
             reasons = reader.take_reasons()
             assert set(reasons) <= set(range(row, row + batch.num_rows))
             bad.update(reasons)
             cells = enumerate(batch.to_pylist(), row)
             rows.update({number: line for number, line in cells if number not in reasons})
             row += batch.num_rows
-        assert reader.take_bad() == []
+        assert reader.take_bad_rows() == []
     return rows, bad
 
 
@@ -97,7 +99,7 @@ LINES = {
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("suffix", [".csv", ".csv.gz"])
 @pytest.mark.parametrize("wrong", LINES.values(), ids=LINES)
-def test_lines_that_are_no_rows(tmp_path: Path, wrong: list[int], suffix: str) -> None:
+def test_bad_lines(tmp_path: Path, wrong: list[int], suffix: str) -> None:
     path = tmp_path / f"a{suffix}"
     lines = [f"{i:03}" if i in wrong else f"{i:03},{i}" for i in range(100)]
     text = "\n".join(["id,x", *lines, ""]).encode()
@@ -111,7 +113,7 @@ def test_lines_that_are_no_rows(tmp_path: Path, wrong: list[int], suffix: str) -
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_lines_that_are_no_rows_before_numbers_get_wider(path: Path) -> None:
+def test_bad_lines_before_numbers_get_wider(path: Path) -> None:
     lines = [f"{i},{i}" if i < 60 else f"{i},{i}.5" for i in range(100)]
     for i in (5, 59, 60, 61, 80):
         lines[i] += ",1"
@@ -127,20 +129,20 @@ def test_missing_quote(path: Path) -> None:
     path.write_text('id,x\na,1\n"b,2\nc,3\nd,4\n')
     rows, bad = numbered(path)
     assert rows == {0: {"id": "a", "x": 1}}
-    assert "over 3 lines of text, so a quote may be missing" in bad[1]
+    assert "spans 3 lines of text, so a quote may be missing" in bad[1]
 
 
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("cell", ["oops", "", "NA", "1,5", "+-1", "1e", "\\xb0"])
 @pytest.mark.parametrize("wrong", list(LINES.values())[:-1], ids=list(LINES)[:-1])
-def test_cells_that_are_no_numbers(
+def test_cells_that_are_not_numbers(
     path: Path, wrong: list[int], cell: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(text, "MOSTLY", 0.5)  # the first block is small
+    monkeypatch.setattr(text, "NUMERIC_SHARE", 0.5)  # the first block is small
     lines = [f'{i:03},"{cell}"' if i in wrong else f"{i:03},{i}" for i in range(100)]
     lines.insert(40, "a,b,c")
     content = "\n".join(["id,x", *lines, ""]).encode()
-    path.write_bytes(content.replace(b"\\xb0", b"\xb0"))  # no UTF-8
+    path.write_bytes(content.replace(b"\\xb0", b"\xb0"))  # not UTF-8
     expected = {i + (i >= 40): i for i in range(100)}
     for start, stop in [(0, None), (1, 100), (31, 60), (20, 21), (40, 41)]:
         rows, bad = numbered(path, start, stop)
@@ -154,9 +156,12 @@ def test_cells_that_are_no_numbers(
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("row", range(12, 30))
 @pytest.mark.parametrize("line", ["7,oops,0", "7"])
-def test_a_row_is_told_once_wherever_a_block_ends(path: Path, row: int, line: str) -> None:
+def test_a_bad_row_is_reported_once_at_any_block_boundary(path: Path, row: int, line: str) -> None:
     lines = [f"{i},{i},{i}" for i in range(60)]
-    lines[row], lines[row + 1] = line, f"{row + 1},1,0.5"  # numbers that get wider are read again
+    lines[row], lines[row + 1] = (
+        line,
+        f"{row + 1},1,0.5",
+    )  # wider numbers make the reader start again
     path.write_text("\n".join(["id,x,y", *lines, ""]))
     rows, bad = numbered(path, columns=("x", "y"))
     assert list(bad) == [row]
@@ -164,15 +169,15 @@ def test_a_row_is_told_once_wherever_a_block_ends(path: Path, row: int, line: st
     assert rows[row + 1] == {"x": 1, "y": 0.5}
 
 
-def test_a_wrong_cell_is_told_with_its_column(path: Path) -> None:
+def test_a_bad_cell_is_reported_with_its_column(path: Path) -> None:
     path.write_text("id,x,y\n" + "a,1,2\n" * 5 + "a,oops,\n" + "a,1,2\n" * 5)
     with open_reader(path, "id") as reader:
         assert reader.schema.types == [pa.large_string(), pa.float64(), pa.int64()]
     _, bad = numbered(path)
-    assert bad == {5: "column 'x' holds 'oops', which is no number"}
+    assert bad == {5: "column 'x': expected a number; got 'oops'"}
 
 
-def test_what_is_mostly_numbers_is_numbers(path: Path) -> None:
+def test_columns_of_mostly_numbers_are_numeric(path: Path) -> None:
     cells = {"ticket": ["7"] * 8 + ["PC 7"] * 2, "x": ["7"] * 4 + ["NA", ""] * 3, "y": range(10)}
     cells["z"] = [*range(9), "oops"]
     lines = [",".join(map(str, line)) for line in zip(*cells.values(), strict=True)]
@@ -189,4 +194,4 @@ def test_cells_of_another_kind(path: Path) -> None:
     with pytest.raises(FileError, match=r"column 'day' of row 20 .* date32.*'never'") as caught:
         values(path, "day")
     assert str(path) in str(caught.value)
-    assert "with --on-error skip, everything from row" in str(caught.value)
+    assert "With --on-error skip, all rows from" in str(caught.value)

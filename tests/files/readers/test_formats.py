@@ -1,4 +1,4 @@
-"""Every format: what was written is what is read, in any ranges, or there is an error."""
+"""Every format: reading returns what was written, for all ranges, or raises an error."""
 
 from __future__ import annotations
 
@@ -13,8 +13,14 @@ from setfold.files.readers import Reader, open_reader
 from tests.files.readers.written import FORMATS, Format, Table
 
 ROWS = 51
-NEVER_EMPTY = ("off", "stl", "obj", "glb", "root, ntuple")  # their libraries write no such files
-# Arrow cannot hand over a line that is no UTF-8. It says so on stderr, and then fails as it should.
+NEVER_EMPTY = (
+    "off",
+    "stl",
+    "obj",
+    "glb",
+    "root, ntuple",
+)  # their libraries cannot write empty files
+# Arrow cannot pass a line that is not UTF-8 to the callback. It warns, and then fails as expected.
 NO_TEXT = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 FILES = [name for name, form in FORMATS.items() if form.suffix != ".zarr"]
 
@@ -40,7 +46,7 @@ def read_all(reader: Reader) -> list[pa.RecordBatch]:
 
 
 def attempt(path: Path) -> list[pa.RecordBatch] | None:
-    """What is read from a file that something was done to; None if that is an error."""
+    """Read a modified file; return None if that raises FileError."""
     try:
         with open_reader(path) as reader:
             return read_all(reader)
@@ -63,7 +69,7 @@ def test_ranges(tmp_path: Path, form: Format) -> None:
             assert all(batch.schema.names == names for batch in batches)
             for batch in batches:
                 assert batch.schema.types == [reader.schema.field(name).type for name in names]
-            assert reader.take_bad() == []
+            assert reader.take_bad_rows() == []
 
 
 def test_types(tmp_path: Path, form: Format) -> None:
@@ -109,14 +115,14 @@ def test_no_rows(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_cut_off(tmp_path: Path, name: str) -> None:
-    """A file that lost its end is an error, and never just a shorter file."""
+    """A truncated file is an error, never a shorter file."""
     form = FORMATS[name]
     path, expected = written(tmp_path, form)
     content = path.read_bytes()
     for size in {0, 1, 10, *np.linspace(20, len(content) - 1, 9, dtype=int).tolist()}:
         path.write_bytes(content[:size])
         batches = attempt(path)
-        if batches is not None and form.tells:  # what was lost is no part of the rows
+        if batches is not None and form.tells:  # the lost bytes are not part of the rows
             compare(batches, expected, 0, ROWS)
 
 
@@ -133,7 +139,7 @@ def test_garbage(tmp_path: Path, form: Format) -> None:
 @NO_TEXT
 @pytest.mark.parametrize("name", FILES)
 def test_damage(tmp_path: Path, name: str) -> None:
-    """Bytes that changed are an error or other values: never a crash, or any other exception."""
+    """Changed bytes give a FileError or other values, never a crash or another exception."""
     path, _ = written(tmp_path, FORMATS[name])
     content = path.read_bytes()
     generator = np.random.default_rng(1)

@@ -1,4 +1,4 @@
-"""Small files in every format, each written by the library that the format comes from."""
+"""Small files in every format, each written by the library of that format."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ Table = dict[str, np.ndarray]
 
 
 class Format(NamedTuple):
-    """How to write a file of n rows, and what should be read from it."""
+    """Writes a file of n rows, and returns the values that a reader should return."""
 
     suffix: str
     write: Callable[[Path, int], Table]
-    tells: bool = True  # whether a file that was cut off can be known from one that was not
+    tells: bool = True  # whether truncated files can be detected
 
 
 def table(n: int) -> Table:
@@ -195,12 +195,12 @@ def las(path: Path, n: int) -> Table:
 
 
 def corners(n: int) -> np.ndarray:
-    """Points whose coordinates every text format keeps."""
+    """Return points whose coordinates are exact in every text format."""
     return np.random.default_rng(n).integers(-800, 800, (n, 3)) / 8
 
 
 def triangles(n: int) -> trimesh.Trimesh:
-    """A mesh in which every vertex is used; n is a multiple of 3."""
+    """Return a mesh in which every vertex is used; n is a multiple of 3."""
     return trimesh.Trimesh(corners(n), np.arange(n).reshape(-1, 3), process=False)
 
 

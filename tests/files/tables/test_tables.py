@@ -1,4 +1,4 @@
-"""Tables of states and the store that keeps them, against a dictionary of states and plain loops."""
+"""Tables of states and the store, compared with a dictionary of states and plain loops."""
 
 from __future__ import annotations
 
@@ -11,8 +11,19 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 import setfold
-from setfold.files.tables.runs import in_order, read_run, write_run
-from setfold.files.tables.spill import BUCKETS, append, bucket_of, divided, shorten, tables_in
+from setfold.files.tables.sorted_runs import (
+    merge_sorted_runs,
+    read_sorted_run,
+    write_sorted_run,
+)
+from setfold.files.tables.spill import (
+    BUCKETS,
+    append,
+    bucket_of,
+    read_tables,
+    split_by_bucket,
+    truncate,
+)
 from setfold.files.tables.store import Store
 from setfold.files.tables.table import (
     RowTable,
@@ -21,7 +32,6 @@ from setfold.files.tables.table import (
     from_arrow,
     merged,
     read_out,
-    state_bytes,
 )
 from tests.small import TIGHT, draw, make
 
@@ -39,7 +49,7 @@ def rows(names, seed=0):
 
 
 def by_hand(encoder, batches):
-    """Each set's encoding, from all its elements at once."""
+    """Return the encoding of each set, computed from all its elements at once."""
     found = {}
     for sets, elements in batches:
         for name, element in zip(sets.to_pylist(), elements, strict=True):
@@ -65,7 +75,7 @@ def test_a_store_holds_what_its_sets_are_made_of(encoder, data, tmp_path_factory
     names = st.lists(st.integers(0, 30), min_size=1, max_size=12)
     lists = data.draw(st.lists(names, min_size=1, max_size=8))
     batches = [rows(batch, seed) for seed, batch in enumerate(lists)]
-    budget = data.draw(st.sampled_from([1, 8, 40, 10_000])) * 4 * state_bytes(encoder)
+    budget = data.draw(st.sampled_from([1, 8, 40, 10_000])) * 4 * encoder.state_nbytes
     store = Store(encoder, tmp_path_factory.mktemp("store"), budget)
     with torch.no_grad():
         for sets, elements in batches:
@@ -172,15 +182,15 @@ def test_buckets_are_of_about_one_size_and_independent_of_company(sets, level):
     assert (bucket_of(sets[777:], level) == buckets[777:]).all()
 
 
-def test_levels_divide_a_bucket_again():
+def test_each_level_splits_a_bucket_again():
     sets = pa.array(range(20_000))
     one = sets.filter(pa.array(bucket_of(sets, 0) == 5))
     assert len(np.unique(bucket_of(one, 1))) > BUCKETS // 2
 
 
-def test_dividing_loses_nothing():
+def test_splitting_loses_nothing():
     table = RowTable(*rows(list(range(300)) * 2))
-    parts = list(divided(table, 0))
+    parts = list(split_by_bucket(table, 0))
     assert sum(len(part) for _, part in parts) == 600
     for bucket, part in parts:
         assert (bucket_of(part.sets, 0) == bucket).all()
@@ -188,24 +198,24 @@ def test_dividing_loses_nothing():
             assert any(element.equal(table.elements[place]) for place in (name, name + 300))
 
 
-def test_files_grow_and_are_cut_back(tmp_path):
+def test_files_are_appended_to_and_truncated(tmp_path):
     path = tmp_path / "tables"
     length = append(path, RowTable(*rows([1, 2])))
     append(path, StateTable.of(make(), *rows([3])))
-    assert [len(table) for table in tables_in(path)] == [2, 1]
+    assert [len(table) for table in read_tables(path)] == [2, 1]
     with path.open("ab") as file:
-        file.write(b"what a killed process left")
-    shorten(path, length)
-    assert [len(table) for table in tables_in(path)] == [2]
-    with pytest.raises(setfold.FileError, match="damaged"):
-        shorten(path, length + 1)
+        file.write(b"left by an interrupted run")
+    truncate(path, length)
+    assert [len(table) for table in read_tables(path)] == [2]
+    with pytest.raises(setfold.FileError, match="corrupt"):
+        truncate(path, length + 1)
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(setfold.FileError, match="damaged"):
-        list(tables_in(path))
+    with pytest.raises(setfold.FileError, match="corrupt"):
+        list(read_tables(path))
 
 
 @pytest.mark.parametrize("budget", [1, 100_000])
-def test_a_store_goes_on_from_what_it_saved(tmp_path, budget):
+def test_a_store_resumes_from_a_checkpoint(tmp_path, budget):
     encoder = make()
     batches = [rows(list(range(seed, seed + 20)) * 2, seed) for seed in range(8)]
     whole = Store(encoder, tmp_path / "whole", budget)
@@ -216,9 +226,8 @@ def test_a_store_goes_on_from_what_it_saved(tmp_path, budget):
                 store.add(absorbed(encoder, *batch))
             if number == 3:
                 lengths = part.save(tmp_path / "memory")
-                spills, spilled = part.spills, part.spilled
         again = Store(encoder, tmp_path / "part", budget)
-        again.restore(tmp_path / "memory", lengths, spills, spilled)
+        again.restore(tmp_path / "memory", lengths)
         for batch in batches[4:]:
             again.add(absorbed(encoder, *batch))
         expected = {n: t for table in whole.drain() for n, t in encodings(encoder, table)}
@@ -231,7 +240,7 @@ def encodings(encoder, table):
     return zip(table.sets.to_pylist(), encoder.readout(table.state), strict=True)
 
 
-# ---- runs --------------------------------------------------------------------------------------
+# ---- sorted runs -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", [int, str, lambda i: str(i).encode(), lambda i: f"é{i}"])
@@ -242,11 +251,11 @@ def test_runs_are_read_in_order(owners, window, kind, tmp_path_factory):
     for owner in set(owners):
         names = [kind(i) for i, o in enumerate(owners) if o == owner]
         path = folder / f"{owner}.arrow"
-        write_run(path, [StateTable.of(encoder, *rows(names)).sorted()], window)
-        runs.append(read_run(path))
-    names = [name for table in in_order(runs) for name in table.sets.to_pylist()]
+        write_sorted_run(path, [StateTable.of(encoder, *rows(names)).sorted()], window)
+        runs.append(read_sorted_run(path))
+    names = [name for table in merge_sorted_runs(runs) for name in table.sets.to_pylist()]
     assert names == sorted(kind(i) for i in range(len(owners)))
 
 
 def test_no_runs_are_nothing():
-    assert list(in_order([])) == []
+    assert list(merge_sorted_runs([])) == []

@@ -1,4 +1,4 @@
-"""Runs: tables of states that are each sorted, read as one that is sorted."""
+"""Sorted runs: files of states sorted by set id, and a k-way merge of such files."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ import pyarrow.compute as pc
 
 from setfold.files.tables.table import StateTable, combined
 
-COPIES = 5  # that `in_order` has of what it reads at once: as read, joined, sorted, read next, and one to spare
+# Copies of a window that `merge_sorted_runs` needs in memory: as read, concatenated, sorted, the
+# next window, and one in reserve.
+COPIES = 5
 
 
-def write_run(path: Path, tables: Iterable[StateTable], rows: int) -> None:
-    """Write tables that are sorted, and follow each other, to a file.
+def write_sorted_run(path: Path, tables: Iterable[StateTable], rows: int) -> None:
+    """Write tables to a file.
 
     Args:
-        path: the file.
-        tables: at least one.
-        rows: sets that will be read at once.
+        path: The file.
+        tables: At least one table. Together they must be sorted by set id.
+        rows: How many sets to read at a time later.
     """
     writer = None
     try:
@@ -32,12 +34,12 @@ def write_run(path: Path, tables: Iterable[StateTable], rows: int) -> None:
             writer.close()
 
 
-def read_run(path: Path) -> Iterator[pa.Table]:
-    """What `write_run` wrote, some sets at a time."""
+def read_sorted_run(path: Path) -> Iterator[pa.Table]:
+    """Yield what `write_sorted_run` has written, some sets at a time."""
     number = 0
     while True:
-        # Opened each time: there may be more runs than files that may be open. Not mapped: what
-        # was read should not stay in memory.
+        # Opened each time, because there may be more runs than a process may have open files. Not
+        # memory-mapped, so that pages are not kept in memory.
         with pa.OSFile(str(path)) as source, pa.ipc.open_file(source) as file:
             if number == file.num_record_batches:
                 return
@@ -46,25 +48,24 @@ def read_run(path: Path) -> Iterator[pa.Table]:
         number += 1
 
 
-def in_order(runs: Sequence[Iterator[pa.Table]]) -> Iterator[StateTable]:
-    """The sets of all runs in the order of their names.
+def merge_sorted_runs(runs: Sequence[Iterator[pa.Table]]) -> Iterator[StateTable]:
+    """Yield the sets of all runs, sorted by set id.
+
+    Each step yields all sets up to the first id at which the next window of some run must be read.
 
     Args:
-        runs: each sorted; no set stands in two of them.
-
-    In each step everything goes out up to the first name at which the next piece of some run
-    must be read.
+        runs: Sorted runs. No set may be in two of them.
     """
     heads = [(window, run) for run in runs if (window := next(run, None)) is not None]
     while heads:
         ends = pa.concat_arrays([combined(w["set"].slice(len(w) - 1)) for w, _ in heads])
         last = ends[pc.array_sort_indices(ends)[0].as_py()]
-        going, staying = [], []
+        ready, remaining = [], []
         for window, run in heads:
             cut = pc.sum(pc.less_equal(window["set"], last)).as_py()
-            going.append(window.slice(0, cut))
+            ready.append(window.slice(0, cut))
             rest = window.slice(cut) if cut < len(window) else next(run, None)
             if rest is not None:
-                staying.append((rest, run))
-        heads = staying
-        yield StateTable.from_arrow(pa.concat_tables(going)).sorted()
+                remaining.append((rest, run))
+        heads = remaining
+        yield StateTable.from_arrow(pa.concat_tables(ready)).sorted()

@@ -1,4 +1,4 @@
-"""Files that hold many arrays, perhaps in groups: HDF5, Zarr, PyTorch's."""
+"""Containers of named, possibly nested arrays: HDF5, Zarr and PyTorch files."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ import pyarrow as pa
 
 from setfold.errors import FileError
 from setfold.files.readers.column import Column, ColumnReader, columns_of, type_of
-from setfold.files.readers.reader import required
+from setfold.files.readers.reader import import_optional
 
-if TYPE_CHECKING:  # torch takes seconds to import, and other formats should not wait for it
+if TYPE_CHECKING:  # torch takes seconds to import, and other formats do not need it
     from torch import Tensor
 
 
 class Hdf5Reader(ColumnReader):
-    """HDF5: each dataset is a column, by its path; text and arrays of varying length are, too."""
+    """HDF5: each dataset is a column, named by its path. Text and ragged arrays are supported."""
 
     suffixes: ClassVar = (".h5", ".hdf5")
 
     def _find(self) -> dict[str, Column]:
-        h5py = required("h5py", "hdf5")
+        h5py = import_optional("h5py", "hdf5")
         self._file = h5py.File(self.path, "r")
         columns: dict[str, Column] = {}
 
         def visit(name: str, node: Any) -> None:
             if not isinstance(node, h5py.Dataset) or not node.shape:
                 return
-            grain = node.chunks[0] if node.chunks else 1
+            chunk_rows = node.chunks[0] if node.chunks else 1
             kind, rows = None, node
             if h5py.check_string_dtype(node.dtype):
                 kind, rows = pa.string(), node.asstr()
             elif base := h5py.check_vlen_dtype(node.dtype):
                 kind = pa.list_(type_of(base))
             if kind is None:
-                columns.update(columns_of(name, node, grain=grain))
+                columns.update(columns_of(name, node, chunk_rows=chunk_rows))
             elif node.ndim == 1:
-                columns[name] = _listed(kind, rows, len(node), grain)
+                columns[name] = _object_column(kind, rows, len(node), chunk_rows)
 
         self._file.visititems(visit)
         return columns
@@ -49,13 +49,13 @@ class Hdf5Reader(ColumnReader):
 
 
 class ZarrReader(ColumnReader):
-    """Zarr: each array is a column, by its path. A chunk that is missing is what Zarr says: fill."""
+    """Zarr: each array is a column, named by its path. Missing chunks have Zarr's fill value."""
 
     suffixes: ClassVar = (".zarr",)
     is_folder: ClassVar = True
 
     def _find(self) -> dict[str, Column]:
-        zarr = required("zarr", "zarr")
+        zarr = import_optional("zarr", "zarr")
         root = zarr.open(str(self.path), mode="r")
         arrays = {"": root}
         if isinstance(root, zarr.Group):
@@ -63,25 +63,25 @@ class ZarrReader(ColumnReader):
             arrays = {name: node for name, node in members if isinstance(node, zarr.Array)}
         columns: dict[str, Column] = {}
         for name, array in arrays.items():
-            grain = (array.shards or array.chunks)[0] if array.ndim else 1
+            chunk_rows = (array.shards or array.chunks)[0] if array.ndim else 1
             if array.ndim == 1 and array.dtype.kind in "OT":
-                columns[name] = _listed(pa.string(), array, array.shape[0], grain)
+                columns[name] = _object_column(pa.string(), array, array.shape[0], chunk_rows)
             else:
-                columns |= columns_of(name, array, grain=grain)
+                columns |= columns_of(name, array, chunk_rows=chunk_rows)
         return columns
 
 
-def _listed(kind: pa.DataType, array: Any, length: int, grain: int) -> Column:
-    """A column of Python objects: text, or arrays of any length."""
+def _object_column(kind: pa.DataType, array: Any, length: int, chunk_rows: int) -> Column:
+    """Return a column of Python objects: text, or arrays of variable length."""
 
     def take(start: int, stop: int) -> pa.Array:
         return pa.array(list(array[start:stop]), kind)
 
-    return Column(kind, length, take, grain)
+    return Column(kind, length, take, chunk_rows)
 
 
 class TorchReader(ColumnReader):
-    """A tensor, or tensors in dicts, lists and tuples, mapped from the file; nothing is unpickled."""
+    """PyTorch: a tensor, or tensors in dicts, lists and tuples, memory-mapped. No unpickling."""
 
     suffixes: ClassVar = (".pt", ".pth")
 
@@ -92,12 +92,12 @@ class TorchReader(ColumnReader):
             found = torch.load(self.path, map_location="cpu", weights_only=True, mmap=True)
         except pickle.UnpicklingError as error:
             raise FileError(
-                f"{self.path} is corrupt, or holds other objects than tensors. Those are not loaded, since "
-                "that could run code; save a dict of tensors with torch.save."
+                f"{self.path} is corrupt, or contains objects other than tensors. Those are not "
+                "loaded, because that could run code. Save a dict of tensors with torch.save."
             ) from error
         columns: dict[str, Column] = {}
         for name, tensor in _tensors("", found):
-            columns |= columns_of(name, _Rows(tensor))
+            columns |= columns_of(name, _TensorSlices(tensor))
         return columns
 
 
@@ -113,8 +113,8 @@ def _tensors(name: str, found: Any) -> Iterator[tuple[str, Tensor]]:
             yield from _tensors(f"{name}/{key}" if name else str(key), value)
 
 
-class _Rows:
-    """A tensor, sliced as numpy does it; what numpy has no type for becomes float32."""
+class _TensorSlices:
+    """A tensor whose slices are NumPy arrays. Dtypes that NumPy lacks become float32."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor
@@ -128,5 +128,5 @@ class _Rows:
     def _numpy(tensor: Tensor) -> np.ndarray:
         try:
             return tensor.numpy()
-        except TypeError:  # bfloat16 and narrower
+        except TypeError:  # bfloat16, float8
             return tensor.float().numpy()

@@ -1,4 +1,4 @@
-"""Point clouds and meshes: LAS, and what trimesh reads."""
+"""Point clouds and meshes: LAS, and the formats of trimesh."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import pyarrow as pa
 
 from setfold.errors import FileError
 from setfold.files.readers.column import Column, ColumnReader, arrow_of, columns_of
-from setfold.files.readers.reader import Reader, required
+from setfold.files.readers.reader import Reader, import_optional
 
-RAW = ("X", "Y", "Z")  # whole numbers, which a file's scale and offset make x, y, z of
+RAW = ("X", "Y", "Z")  # integers; x, y, z are computed from them by scale and offset
 
 
 class LasReader(Reader):
-    """LAS and LAZ: x, y and z in the file's unit, then all other dimensions by name."""
+    """LAS and LAZ: x, y and z in the unit of the file, then all other dimensions by name."""
 
     suffixes: ClassVar = (".las", ".laz")
 
     def _open(self) -> None:
-        self._laspy = required("laspy", "las")
+        self._laspy = import_optional("laspy", "las")
         if self.path.suffix.lower() == ".laz":
-            required("lazrs", "las")
+            import_optional("lazrs", "las")
         self._check_counts()
         with self._laspy.open(self.path) as file:
             self.num_rows = file.header.point_count
@@ -34,23 +34,23 @@ class LasReader(Reader):
         self.schema = pa.schema([(n, _dimension(empty, n).type) for n in names])
 
     def _check_counts(self) -> None:
-        """Refuse counts that cannot be: laspy would make as many things, until memory is full."""
+        """Raise ValueError for impossible counts, for which laspy would fill the memory."""
         size = self.path.stat().st_size
         with self.path.open("rb") as file:
             head = file.read(247)
             (points,) = struct.unpack_from("<I", head, 96)
             (records,) = struct.unpack_from("<I", head, 100)
-            # From version 1.4 on there may be records at the end, too.
+            # From version 1.4 on there may be more records at the end.
             (extended,) = struct.unpack_from("<I", head, 243) if head[25] >= 4 else (0,)
             chunks = 0
             if self.path.suffix.lower() == ".laz" and points + 8 <= size:
                 file.seek(points)
                 (place,) = struct.unpack("<q", file.read(8))
-                if 0 <= place <= size - 8:  # else it stands elsewhere, or lazrs finds out
+                if 0 <= place <= size - 8:  # otherwise lazrs raises an error
                     file.seek(place + 4)
                     (chunks,) = struct.unpack("<I", file.read(4))
         if records * 54 + extended * 60 > size or chunks > size:
-            raise ValueError("it promises more records than fit into it")
+            raise ValueError("its header lists more records than fit into the file")
 
     def _batches(
         self, columns: list[str], start: int, stop: int | None, rows: int
@@ -73,35 +73,38 @@ def _dimension(points: Any, name: str) -> pa.Array:
 
 
 class MeshReader(ColumnReader):
-    """The vertices of meshes and of clouds of points, loaded as a whole.
+    """The vertices of meshes and point clouds. The file is loaded as a whole.
 
-    Columns are x, y, z; nx, ny, nz if the file has normals; red, green, blue, alpha if vertices have
-    colours; all that vertices have, by name, in PLY. In STL each triangle has its own three.
+    The columns are x, y, z; nx, ny, nz if the file has normals; red, green, blue, alpha if it has
+    vertex colors. In PLY, they are all vertex properties. In STL, each triangle has three vertices
+    of its own.
     """
 
     suffixes: ClassVar = (".ply", ".off", ".stl", ".obj", ".glb")
 
     def _find(self) -> dict[str, Column]:
-        trimesh = required("trimesh", "mesh")
+        trimesh = import_optional("trimesh", "mesh")
         if self.path.suffix.lower() == ".ply":
-            ply = required("trimesh.exchange.ply", "mesh")
+            ply = import_optional("trimesh.exchange.ply", "mesh")
             with self.path.open("rb") as file:
                 raw = ply.load_ply(file)["metadata"]["_ply_raw"]["vertex"]
             empty = {name: np.empty(0, kind) for name, kind in raw["properties"].items()}
             data = raw["data"] if raw["length"] else empty
-            return self._checked({name: np.ravel(data[name]) for name in empty}, raw["length"])
+            return self._to_columns({name: np.ravel(data[name]) for name in empty}, raw["length"])
         scene = trimesh.load_scene(self.path, process=False)
         parts = [_vertices(geometry) for geometry in scene.dump()]
         shared = [name for name in parts[0] if all(name in part for part in parts)] if parts else []
-        return self._checked({n: np.concatenate([part[n] for part in parts]) for n in shared}, None)
+        return self._to_columns(
+            {n: np.concatenate([part[n] for part in parts]) for n in shared}, None
+        )
 
-    def _checked(self, arrays: dict[str, np.ndarray], length: int | None) -> dict[str, Column]:
-        """The columns, if they have the rows that the file promises."""
+    def _to_columns(self, arrays: dict[str, np.ndarray], length: int | None) -> dict[str, Column]:
+        """Return the columns. Raises FileError if they do not have the expected length."""
         found = {len(array) for array in arrays.values()}
         if found != {length} if length is not None else found in (set(), {0}):
             raise FileError(
-                f"{self.path} has not the vertices that it should have. It is truncated, corrupt or "
-                "empty; write it anew."
+                f"{self.path} does not have the vertices that its header lists. It is truncated, "
+                "corrupt or empty. Write it again."
             )
         columns: dict[str, Column] = {}
         for name, array in arrays.items():
@@ -110,12 +113,12 @@ class MeshReader(ColumnReader):
 
 
 def _vertices(geometry: Any) -> dict[str, np.ndarray]:
-    """What a mesh, or a cloud of points, tells of each vertex."""
+    """Return the vertex columns of a mesh or point cloud."""
     columns = dict(zip("xyz", np.asarray(geometry.vertices).T, strict=True))
-    # Normals that the file does not have would be made from the faces when they are asked for.
+    # If the file has no normals, trimesh would compute them from the faces on access.
     if "vertex_normals" in geometry._cache:
         columns |= zip(("nx", "ny", "nz"), np.asarray(geometry.vertex_normals).T, strict=True)
     if geometry.visual.kind == "vertex":
-        colours = np.asarray(geometry.visual.vertex_colors).T
-        columns |= zip(("red", "green", "blue", "alpha"), colours, strict=True)
+        colors = np.asarray(geometry.visual.vertex_colors).T
+        columns |= zip(("red", "green", "blue", "alpha"), colors, strict=True)
     return columns

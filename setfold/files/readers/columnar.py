@@ -1,4 +1,4 @@
-"""Files that are tables and say what their columns hold: Parquet, Arrow."""
+"""Columnar formats with typed columns: Parquet and Arrow."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from setfold.errors import FileError
 from setfold.files.readers.reader import Reader
 
 READ_AHEAD = 16 << 20  # bytes of a file, shared by the columns that are read
-SHARES = (16 << 10, 1 << 20)  # what a column gets of them at least and at most
+BUFFER_LIMITS = (16 << 10, 1 << 20)  # minimum and maximum bytes per column
 MAGIC = b"ARROW1"
-STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"  # without it, a stream cut between batches would pass
+STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"  # detects streams that are truncated between batches
 
 
 class ParquetReader(Reader):
-    """Parquet, column by column and page by page; a row group is never in memory as a whole."""
+    """Parquet, read page by page. A row group is never in memory as a whole."""
 
     suffixes: ClassVar = (".parquet", ".pq")
 
@@ -34,7 +34,7 @@ class ParquetReader(Reader):
         self._starts = list(accumulate(sizes, initial=0))
 
     def cuts(self, rows: int) -> list[tuple[int, int | None]]:
-        return merged(self._starts, rows)
+        return group_ranges(self._starts, rows)
 
     def _batches(
         self, columns: list[str], start: int, stop: int | None, rows: int
@@ -50,16 +50,17 @@ class ParquetReader(Reader):
         with pq.ParquetFile(
             self.path,
             metadata=self._metadata,
-            buffer_size=share(len(columns)),
+            buffer_size=buffer_size(len(columns)),
             pre_buffer=False,
         ) as file:
             batches = file.iter_batches(rows, row_groups=groups, columns=columns, use_threads=False)
-            for piece in pieces(batches, self._starts[groups[0]], start, stop, rows):
-                yield piece.select(columns)
+            first = self._starts[groups[0]]
+            for batch in slice_batches(batches, first, start, stop, rows):
+                yield batch.select(columns)
 
 
 class ArrowReader(Reader):
-    """Arrow's own files and streams, mapped; pages that were read are let go after each batch."""
+    """Arrow files and streams, memory-mapped. Pages are released after each batch."""
 
     suffixes: ClassVar = (".arrow", ".feather", ".ipc")
 
@@ -69,29 +70,33 @@ class ArrowReader(Reader):
         self._is_file = self._mapped[: len(MAGIC)] == MAGIC
         if not self._is_file and self._mapped[-8:] != STREAM_END:
             raise FileError(
-                f"{self.path} is no Arrow file, or a stream without its end. It is truncated or "
-                "corrupt; write it anew."
+                f"{self.path} is not an Arrow file, or a stream without its end marker. It is "
+                "truncated or corrupt. Write it again."
             )
         self.num_rows = None
-        self._is_packed = False
+        self._is_compressed = False
         opened = self._reader()
         self.schema = opened.schema
         if self._is_file:
-            self._is_packed = opened.num_record_batches > 0 and self._is_copied(opened.get_batch(0))
-            narrow = self._reader([0] if len(self.schema) else None)  # one column tells the lengths
+            self._is_compressed = opened.num_record_batches > 0 and self._is_copied(
+                opened.get_batch(0)
+            )
+            narrow = self._reader(
+                [0] if len(self.schema) else None
+            )  # one column is enough to count rows
             sizes = (narrow.get_batch(i).num_rows for i in range(narrow.num_record_batches))
             self._starts = list(accumulate(sizes, initial=0))
             self.num_rows = self._starts[-1]
 
     def _reader(self, fields: list[int] | None = None) -> Any:
-        # Arrow copies what it is asked to pick from a file. That pays only if it must unpack it, too.
-        picked = fields if self._is_packed or not self._is_file else None
-        options = pa.ipc.IpcReadOptions(included_fields=picked, use_threads=False)
-        opened = pa.ipc.open_file if self._is_file else pa.ipc.open_stream
-        return opened(pa.BufferReader(pa.py_buffer(self._mapped)), options=options)
+        # Arrow copies selected columns. That pays off only if it must decompress them anyway.
+        selected = fields if self._is_compressed or not self._is_file else None
+        options = pa.ipc.IpcReadOptions(included_fields=selected, use_threads=False)
+        open_source = pa.ipc.open_file if self._is_file else pa.ipc.open_stream
+        return open_source(pa.BufferReader(pa.py_buffer(self._mapped)), options=options)
 
     def _is_copied(self, batch: pa.RecordBatch) -> bool:
-        """Whether a batch lies elsewhere than in the mapped file, since it was compressed."""
+        """Whether a batch is not backed by the mapped file, because it was decompressed."""
         start = pa.py_buffer(self._mapped).address
         addresses = [
             b.address for column in batch.columns for b in column.buffers() if b and b.size
@@ -99,7 +104,7 @@ class ArrowReader(Reader):
         return not all(start <= address < start + len(self._mapped) for address in addresses)
 
     def cuts(self, rows: int) -> list[tuple[int, int | None]]:
-        return super().cuts(rows) if self.num_rows is None else merged(self._starts, rows)
+        return super().cuts(rows) if self.num_rows is None else group_ranges(self._starts, rows)
 
     def _batches(
         self, columns: list[str], start: int, stop: int | None, rows: int
@@ -112,33 +117,33 @@ class ArrowReader(Reader):
             batches = (reader.get_batch(i) for i in range(first, reader.num_record_batches))
         else:
             batches = iter(reader)
-        for piece in pieces(batches, row, start, stop, rows):
-            piece.validate(full=True)  # Arrow trusts what it maps, and would crash on wrong offsets
-            yield piece.select(columns)
+        for batch in slice_batches(batches, row, start, stop, rows):
+            batch.validate(full=True)  # Arrow does not check mapped data; wrong offsets would crash
+            yield batch.select(columns)
             self._mapped.madvise(mmap.MADV_DONTNEED)
 
 
-def share(columns: int) -> int:
-    """How many bytes are read ahead of each column, so that many columns need no more than a few.
+def buffer_size(columns: int) -> int:
+    """Return the read-ahead buffer per column in bytes. The total is bounded.
 
     Args:
-        columns: how many are read.
+        columns: The number of columns that are read.
 
-    >>> share(3) >> 10, share(64) >> 10, share(100_000) >> 10
+    >>> buffer_size(3) >> 10, buffer_size(64) >> 10, buffer_size(100_000) >> 10
     (1024, 256, 16)
     """
-    least, most = SHARES
-    return max(least, min(most, READ_AHEAD // max(columns, 1)))
+    smallest, largest = BUFFER_LIMITS
+    return max(smallest, min(largest, READ_AHEAD // max(columns, 1)))
 
 
-def merged(starts: list[int], rows: int) -> list[tuple[int, int | None]]:
-    """Neighbouring groups of rows put together until they have about `rows` rows.
+def group_ranges(starts: list[int], rows: int) -> list[tuple[int, int | None]]:
+    """Combine adjacent row groups into ranges of about `rows` rows.
 
     Args:
-        starts: where groups begin, and the end of the last.
-        rows: how many rows are wanted.
+        starts: The first row of each group, and the end of the last group.
+        rows: The approximate number of rows of a range.
 
-    >>> merged([0, 40, 80, 120, 500, 510], 100)
+    >>> group_ranges([0, 40, 80, 120, 500, 510], 100)
     [(0, 120), (120, 500), (500, 510)]
     """
     cuts: list[tuple[int, int | None]] = []
@@ -150,17 +155,17 @@ def merged(starts: list[int], rows: int) -> list[tuple[int, int | None]]:
     return cuts
 
 
-def pieces(
+def slice_batches(
     batches: Iterable[pa.RecordBatch], row: int, start: int, stop: int | None, rows: int
 ) -> Iterator[pa.RecordBatch]:
-    """What batches have of a range of rows, cut into pieces.
+    """Yield the rows [start, stop) of some batches, in smaller batches.
 
     Args:
-        batches: consecutive ones.
-        row: where the first of them begins.
-        start: the first row that is wanted.
-        stop: the row after the last; None for all.
-        rows: how many rows a piece has at most.
+        batches: Consecutive batches.
+        row: The row number of the first row of the first batch.
+        start: The first row to yield.
+        stop: The row after the last; None for all.
+        rows: The maximum number of rows of a batch in the result.
     """
     for batch in batches:
         if stop is not None and row >= stop:

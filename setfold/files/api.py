@@ -1,0 +1,308 @@
+"""The public functions: encode sets from files, and update, merge and read out saved states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Unpack
+
+from torch import nn
+
+from setfold.errors import InputError, StateMismatchError
+from setfold.files.columns import ColumnSpec, features_of, format_features
+from setfold.files.engines import local
+from setfold.files.outputs import ArrowSink, sink_for
+from setfold.files.request import (
+    InputNames,
+    PlanAndOutputs,
+    ReadOptions,
+    RunOptions,
+    build_plan,
+    check_states_path,
+    describe_request,
+    execute,
+    prepare_encoder,
+    resolve_path,
+    resolve_stamps,
+    select_engine,
+    with_defaults,
+)
+from setfold.files.run import Output, Summary
+from setfold.files.states import Provenance, model_from_bytes, model_to_bytes, read_provenance
+
+
+def encode_sets(
+    model: nn.Module,
+    inputs: InputNames,
+    out: str | Path,
+    *,
+    set: str | None = None,
+    features: str | Sequence[str] | None = None,
+    explode: bool = False,
+    states: str | Path | None = None,
+    **options: Unpack[ReadOptions],
+) -> Summary:
+    """Encode all sets in some files and write one vector per set.
+
+    A set may be larger than memory, there may be more sets than fit in memory, and the rows of a
+    set may be spread over the files in any order. The output is sorted by set id.
+
+    Args:
+        model: A streaming set encoder. It is switched to evaluation mode.
+        inputs: Files, folders or glob patterns, such as "events/*.parquet".
+        out: The output, a .parquet, .arrow or .npz file with set, count and encoding.
+        set: The column that holds the set id of each row. If None, each file is one set.
+        features: The columns to encode, in the order the model expects: "x, y*0.01" or a list of
+            such strings. Defaults to all numeric columns except the set column.
+        explode: Whether each row holds many elements, stored as lists.
+        states: An .arrow file for the states, which can be updated and merged later.
+        options: Options of the run, such as memory="4GB", resume=True, skip_errors=True or
+            engine="ray". `setfold.files.request.ReadOptions` lists all of them.
+
+    >>> import setfold, tempfile
+    >>> import pyarrow as pa, pyarrow.parquet as pq
+    >>> encoder = setfold.SlotSetEncoder(dim_in=2, num_slots=4, dim_slot=8, dim_out=8)
+    >>> events = pa.table({"event": [7, 8, 7], "x": [0.1, 0.2, 0.3], "y": [1.0, 2.0, 3.0]})
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     pq.write_table(events, f"{folder}/events.parquet")
+    ...     out = f"{folder}/encodings.parquet"
+    ...     summary = setfold.encode_sets(encoder, f"{folder}/events.parquet", out, set="event")
+    ...     print(summary.sets, pq.read_table(out)["count"].to_pylist())
+    2 [2, 1]
+    """
+    settings = with_defaults(options, ReadOptions)
+    encoder, engine = prepare_encoder(model), select_engine(settings)
+    columns = ColumnSpec(features_of(features), set, explode)
+    states_path = None if states is None else check_states_path(states)
+
+    def prepare() -> PlanAndOutputs:
+        plan = build_plan(encoder, inputs, columns, settings)
+        outputs = [Output(Path(out), sink_for(Path(out)), holds_states=False)]
+        if states_path is not None:
+            stamps = resolve_stamps(plan.inputs)
+            provenance = Provenance(model_to_bytes(encoder), stamps, plan.task.columns)
+            outputs.append(Output(states_path, ArrowSink, True, provenance.metadata()))
+        return plan, outputs
+
+    request = describe_request(
+        "encode", inputs, out, columns=asdict(columns), states=resolve_path(states)
+    )
+    return execute(request, prepare, engine, settings)
+
+
+def update_states(
+    states: str | Path,
+    inputs: InputNames,
+    *,
+    out: str | Path | None = None,
+    model: nn.Module | None = None,
+    allow: Iterable[str] = (),
+    set: str | None = None,
+    features: str | Sequence[str] | None = None,
+    explode: bool = False,
+    again: bool = False,
+    **options: Unpack[ReadOptions],
+) -> Summary:
+    """Add the elements of more files to saved states.
+
+    Sets that are not in the states yet are added.
+
+    Args:
+        states: A state file, written by `encode_sets`.
+        inputs: Files, folders or glob patterns.
+        out: The .arrow file for the new states. If None, the old file is replaced.
+        model: The model that computed the states. If None, the model in the state file.
+        allow: Import paths of your own classes that the state file may use.
+        set: As for `encode_sets`. Defaults to what was used when the states were computed, as do
+            `features` and `explode`.
+        features: As for `encode_sets`.
+        explode: As for `encode_sets`.
+        again: Whether to accept inputs that the states already contain.
+        options: Options of the run, such as memory="4GB", resume=True, skip_errors=True or
+            engine="ray". `setfold.files.request.ReadOptions` lists all of them.
+
+    >>> import numpy as np, setfold, tempfile
+    >>> encoder = setfold.SlotSetEncoder(dim_in=2, num_slots=4, dim_slot=8, dim_out=8)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for day in ("monday", "tuesday"):
+    ...         np.save(f"{folder}/{day}.npy", np.ones((5, 2), np.float32))
+    ...     states = f"{folder}/states.arrow"
+    ...     _ = setfold.encode_sets(
+    ...         encoder, f"{folder}/monday.npy", f"{folder}/out.npz", states=states
+    ...     )
+    ...     setfold.update_states(states, f"{folder}/tuesday.npy").sets
+    2
+    """
+    settings = with_defaults(options, ReadOptions)
+    old, new, engine = Path(states), check_states_path(out or states), select_engine(settings)
+    requested = ColumnSpec(features_of(features), set, explode)
+
+    def prepare() -> PlanAndOutputs:
+        encoder = prepare_encoder(_load_model([old], model, allow))
+        columns = _merge_columns(requested, read_provenance(old)[2].columns, old)
+        plan = build_plan(encoder, inputs, columns, settings, [old])
+        known = _collect_inputs([old], again)
+        added = resolve_stamps({n: stamp for n, stamp in plan.inputs.items() if n != str(old)})
+        repeated = [name for name in added if name in known]  # even if the file has changed
+        if repeated and not again:
+            raise InputError(
+                f"{old} already contains {repeated[0]}, which would count twice "
+                f"({len(repeated)} such files). Omit these inputs, or add them again with --again."
+            )
+        provenance = Provenance(model_to_bytes(encoder), known | added, plan.task.columns)
+        return plan, [Output(new, ArrowSink, True, provenance.metadata())]
+
+    request = describe_request(
+        "update", inputs, new, columns=asdict(requested), states=resolve_path(old)
+    )
+    return execute(request, prepare, engine, settings)
+
+
+def merge_states(
+    states: Sequence[str | Path],
+    out: str | Path,
+    *,
+    model: nn.Module | None = None,
+    allow: Iterable[str] = (),
+    again: bool = False,
+    **options: Unpack[RunOptions],
+) -> Summary:
+    """Merge several state files into one.
+
+    The states of a set that occurs in several files are merged.
+
+    Args:
+        states: The state files.
+        out: The output, an .arrow file.
+        model: The model that computed the states. If None, the model in the first file.
+        allow: As for `update_states`.
+        again: Whether to accept an input that several of the files contain.
+        options: Options of the run, such as memory="4GB" or resume=True.
+            `setfold.files.request.RunOptions` lists all of them.
+
+    >>> import numpy as np, setfold, tempfile
+    >>> encoder = setfold.SlotSetEncoder(dim_in=2, num_slots=4, dim_slot=8, dim_out=8)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for day in ("monday", "tuesday"):
+    ...         name = f"{folder}/{day}"
+    ...         np.save(f"{name}.npy", np.ones((5, 2), np.float32))
+    ...         _ = setfold.encode_sets(
+    ...             encoder, f"{name}.npy", f"{name}.npz", states=f"{name}.arrow"
+    ...         )
+    ...     days = [f"{folder}/monday.arrow", f"{folder}/tuesday.arrow"]
+    ...     setfold.merge_states(days, f"{folder}/both.arrow").elements
+    10
+    """
+    settings = with_defaults(options, RunOptions)
+    paths, new = [Path(path) for path in states], check_states_path(out)
+
+    def prepare() -> PlanAndOutputs:
+        encoder = prepare_encoder(_load_model(paths, model, allow))
+        columns = read_provenance(paths[0])[2].columns
+        provenance = Provenance(model_to_bytes(encoder), _collect_inputs(paths, again), columns)
+        plan = build_plan(encoder, (), ColumnSpec(None, None), settings, paths)
+        return plan, [Output(new, ArrowSink, True, provenance.metadata())]
+
+    return execute(describe_request("merge", paths, new), prepare, local.steps, settings)
+
+
+def readout_states(
+    states: str | Path,
+    out: str | Path,
+    *,
+    model: nn.Module | None = None,
+    allow: Iterable[str] = (),
+    **options: Unpack[RunOptions],
+) -> Summary:
+    """Compute the encodings of the sets in a state file.
+
+    Args:
+        states: The state file.
+        out: The output, a .parquet, .arrow or .npz file.
+        model: The model that computed the states; its head may differ. If None, the model in the
+            state file.
+        allow: As for `update_states`.
+        options: Options of the run, such as memory="4GB" or resume=True.
+            `setfold.files.request.RunOptions` lists all of them.
+
+    >>> import numpy as np, setfold, tempfile
+    >>> encoder = setfold.SlotSetEncoder(dim_in=2, num_slots=4, dim_slot=8, dim_out=8)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     name = f"{folder}/scan"
+    ...     np.save(f"{name}.npy", np.ones((5, 2), np.float32))
+    ...     _ = setfold.encode_sets(encoder, f"{name}.npy", f"{name}.npz", states=f"{name}.arrow")
+    ...     _ = setfold.readout_states(f"{name}.arrow", f"{name}.parquet")
+    ...     import pyarrow.parquet as pq
+    ...     pq.read_table(f"{name}.parquet")["count"].to_pylist()
+    [5]
+    """
+    settings = with_defaults(options, RunOptions)
+
+    def prepare() -> PlanAndOutputs:
+        encoder = prepare_encoder(_load_model([Path(states)], model, allow))
+        plan = build_plan(encoder, (), ColumnSpec(None, None), settings, [Path(states)])
+        return plan, [Output(Path(out), sink_for(Path(out)), holds_states=False)]
+
+    return execute(describe_request("readout", states, out), prepare, local.steps, settings)
+
+
+def _merge_columns(requested: ColumnSpec, saved: ColumnSpec | None, path: Path) -> ColumnSpec:
+    """Fill in what was not requested with what the state file records.
+
+    Raises:
+        InputError: The two contradict each other.
+    """
+    if saved is None:
+        return requested
+    features = requested.features or saved.features
+    if (
+        features
+        and saved.features
+        and features != saved.features
+        and sorted(requested.named) == sorted(saved.named)
+    ):
+        raise InputError(
+            f"the states in {path} were computed from {format_features(saved.features)}, in this "
+            f"order; got {format_features(features)}. Omit --features to use the same as before."
+        )
+    if requested.set is not None and saved.set is None and not saved.explode:
+        raise InputError(
+            f"in {path} each file is one set, so there is no set column; got {requested.set!r}. "
+            "Omit --set."
+        )
+    set_column, explode = requested.set or saved.set, requested.explode or saved.explode
+    return ColumnSpec(features, set_column, explode)
+
+
+def _collect_inputs(paths: Sequence[Path], again: bool) -> dict[str, list[int]]:
+    """Return the inputs of several state files, with their stamps.
+
+    Raises:
+        InputError: Two files share an input, and `again` is False.
+    """
+    known: dict[str, list[int]] = {}
+    for path in paths:
+        inputs = read_provenance(path)[2].inputs
+        repeated = [name for name in inputs if name in known]
+        if repeated and not again:
+            raise InputError(
+                f"several of these state files contain {repeated[0]}, which would count twice. "
+                "Merge other files, or allow it with --again."
+            )
+        known |= inputs
+    return known
+
+
+def _load_model(paths: Sequence[Path], model: nn.Module | None, allow: Iterable[str]) -> nn.Module:
+    if not paths:
+        raise InputError("expected at least one state file; got none.")
+    if model is not None:
+        return model
+    content = read_provenance(paths[0])[2].model
+    if content is None:
+        raise StateMismatchError(
+            f"{paths[0]} does not contain the model that computed it, because that model could not "
+            "be saved. Pass it with --model."
+        )
+    return model_from_bytes(content, allow)

@@ -1,0 +1,221 @@
+"""Options of the public functions, and how a request becomes a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypedDict
+
+import torch
+from torch import nn
+
+from setfold.core.encoder import StreamingSetEncoder
+from setfold.errors import InputError
+from setfold.files.budget import parse_size
+from setfold.files.columns import ColumnSpec
+from setfold.files.engines import local
+from setfold.files.engines.task import Stamp
+from setfold.files.journal import SAVE_EVERY, open_work_folder
+from setfold.files.outputs import ArrowSink, check_target
+from setfold.files.plan import Plan, make_plan
+from setfold.files.run import Engine, Output, Progress, Run, Summary, publish
+
+InputNames = str | Path | Sequence[str | Path]
+PlanAndOutputs = tuple[Plan, list[Output]]
+ProgressCallback = Callable[[Progress], None]
+
+
+class RunOptions(TypedDict, total=False):
+    """Options of every run.
+
+    Attributes:
+        memory: Memory limit of the process in bytes, or as text such as "2GB", the default.
+        resume: Resume an interrupted run from its last checkpoint. Start a new run if there is
+            none.
+        restart: Discard an interrupted run and start over.
+        save_every: Checkpoint interval in seconds; 20 by default. Checkpoints that are slow to
+            write are saved less often.
+        progress: Callback that is called with a `setfold.files.run.Progress` after every step.
+    """
+
+    memory: str | int
+    resume: bool
+    restart: bool
+    save_every: float
+    progress: ProgressCallback | None
+
+
+class ReadOptions(RunOptions, total=False):
+    """Options of runs that read elements, in addition to `RunOptions`.
+
+    Attributes:
+        skip_errors: Skip bad rows and files instead of raising an error, and list them in a file
+            next to the output.
+        engine: "local", the default, or "ray".
+        address: Address of a Ray cluster; "auto" for the cluster that this machine belongs to.
+    """
+
+    skip_errors: bool
+    engine: str
+    address: str | None
+
+
+DEFAULTS: ReadOptions = {
+    "memory": "2GB",
+    "resume": False,
+    "restart": False,
+    "save_every": SAVE_EVERY,
+    "progress": None,
+    "skip_errors": False,
+    "engine": "local",
+    "address": None,
+}
+
+
+def with_defaults(options: RunOptions | ReadOptions, allowed: type[RunOptions]) -> ReadOptions:
+    """Return the options, with defaults for those that are missing.
+
+    Raises:
+        TypeError: An option is not in `allowed`.
+    """
+    unknown = [name for name in options if name not in allowed.__annotations__]
+    if unknown:
+        known = ", ".join(sorted(allowed.__annotations__))
+        raise TypeError(f"unknown option {unknown[0]!r}; expected one of {known}.")
+    return {**DEFAULTS, **options}
+
+
+def build_plan(
+    encoder: StreamingSetEncoder,
+    inputs: InputNames,
+    columns: ColumnSpec,
+    options: ReadOptions,
+    states: Sequence[Path] = (),
+) -> Plan:
+    """Plan a run on inputs, state files or both."""
+    names = [inputs] if isinstance(inputs, str | Path) else list(inputs)
+    if not names and not states:
+        raise InputError("there is nothing to read. Pass at least one file, folder or pattern.")
+    memory, skip = parse_size(options["memory"]), options["skip_errors"]
+    return make_plan(encoder, names, columns, memory=memory, skip=skip, states=states)
+
+
+def prepare_encoder(model: nn.Module) -> StreamingSetEncoder:
+    """Switch a streaming encoder to evaluation mode and return it.
+
+    Raises:
+        InputError: The model cannot be folded in one pass.
+    """
+    if isinstance(model, StreamingSetEncoder):
+        return model.eval()
+    passes = getattr(model, "passes", None)
+    if passes is not None:
+        raise InputError(
+            f"{type(model).__name__} needs {passes} passes over a set, but files are read once. "
+            "Call setfold.fold for each set, or use an encoder that folds in one pass."
+        )
+    raise InputError(
+        f"expected a streaming set encoder; got {type(model).__name__}, which cannot be folded. "
+        "Run setfold.check to see why."
+    )
+
+
+def select_engine(options: ReadOptions) -> Engine:
+    """Return the function that computes the steps of a run."""
+    name, address = options["engine"], options["address"]
+    if name == "local":
+        if address is not None:
+            raise InputError(
+                f"an address is only valid for --engine ray; got {address!r} for the local engine. "
+                "Omit it, or choose --engine ray."
+            )
+        return local.steps
+    if name == "ray":
+        from setfold.files.engines import ray
+
+        return partial(ray.steps, address=address)
+    raise InputError(f"engine must be 'local' or 'ray'; got {name!r}.")
+
+
+def describe_request(
+    command: str, inputs: InputNames, out: str | Path, **more: Any
+) -> dict[str, Any]:
+    """Describe what the user asked for. A resumed run must have the same description."""
+    names = [inputs] if isinstance(inputs, str | Path) else inputs
+    return {
+        "command": command,
+        "inputs": [resolve_path(name) for name in names],
+        "out": resolve_path(out),
+        **more,
+    }
+
+
+def resolve_path(path: str | Path | None) -> str | None:
+    """Return the absolute path as a string."""
+    return None if path is None else str(Path(path).resolve())
+
+
+def execute(
+    request: dict[str, Any],
+    prepare: Callable[[], PlanAndOutputs],
+    engine: Engine,
+    options: ReadOptions,
+) -> Summary:
+    """Run a request, or the rest of it if it was interrupted.
+
+    Args:
+        request: The description of the request.
+        prepare: Makes the plan. It is not called if an interrupted run had computed everything.
+        engine: The function that computes the steps.
+        options: The options of the run.
+    """
+    out = Path(request["out"])
+    check_target(out)
+    with (
+        torch.no_grad(),
+        open_work_folder(
+            out,
+            request,
+            resume=options["resume"],
+            restart=options["restart"],
+            save_every=options["save_every"],
+        ) as work,
+    ):
+        if work.journal is not None and work.journal.outputs:  # only the final renaming is left
+            return publish(work)
+        plan, outputs = prepare()
+        _check_outputs(plan, outputs)
+        return Run(plan, work, engine, outputs, options["progress"]).run()
+
+
+def _check_outputs(plan: Plan, outputs: Sequence[Output]) -> None:
+    """Raise InputError if an output cannot be written or would overwrite an input."""
+    paths = [output.path.resolve() for output in outputs]
+    if len({*paths}) < len(paths):
+        raise InputError(
+            f"encodings and states must go to different files; got {paths[0]} for both. Choose "
+            "another name for one of them."
+        )
+    for output in outputs:
+        check_target(output.path)
+    inputs = {shard.input.path.resolve() for shard in plan.shards if not shard.holds_states}
+    for path in paths:
+        if path in inputs:
+            raise InputError(f"{path} is an input and would be overwritten. Choose another output.")
+
+
+def check_states_path(path: str | Path) -> Path:
+    """Return the path of a state file.
+
+    Raises:
+        InputError: The suffix is not one of Arrow's.
+    """
+    if not str(path).endswith(ArrowSink.suffixes):
+        raise InputError(f"states must go to an .arrow file; got {path}. Change the suffix.")
+    return Path(path)
+
+
+def resolve_stamps(inputs: dict[str, Stamp]) -> dict[str, list[int]]:
+    """Return the stamps of files by absolute path, as they are saved in a state file."""
+    return {str(Path(name).resolve()): list(stamp) for name, stamp in inputs.items()}
