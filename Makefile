@@ -53,7 +53,7 @@ format: $(DEV_STAMP) ## Format and fix what can be fixed.
 	@$(BIN)/ruff check --fix .
 
 stress: $(DEV_STAMP) ## Encode files of real sizes, kill it, fill the disk (about twenty minutes).
-	@SETFOLD_STRESS=1 $(BIN)/python -m pytest -s tests/files/test_for_real.py
+	@SETFOLD_STRESS=1 $(BIN)/python -m pytest -s tests/files/test_stress.py
 
 bench: $(DEV_STAMP) ## Measure speed and memory beside the peers (about half an hour).
 	@$(BIN)/python -m bench

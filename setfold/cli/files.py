@@ -164,7 +164,7 @@ def encode(
 
     skip = on_error is OnError.SKIP
     if dry_run:
-        _show(_estimate(encoder, inputs, column, features, explode, memory, skip), as_json)
+        _print_facts(_estimate(encoder, inputs, column, features, explode, memory, skip), as_json)
         return
     _run(
         encode_sets,
@@ -291,7 +291,7 @@ def _run(function: Callable[..., Summary], as_json: bool, *arguments: Any, **opt
     """Call a function of `setfold.files.api`. Show its progress and its summary."""
     with _show_progress() as callback:
         summary = function(*arguments, **options, progress=callback)
-    _show({**asdict(summary), "elements_per_second": round(summary.rate)}, as_json)
+    _print_facts({**asdict(summary), "elements_per_second": round(summary.rate)}, as_json)
 
 
 # ---- output ------------------------------------------------------------------------------------
@@ -383,7 +383,7 @@ def _estimate(
     return facts
 
 
-def _show(facts: dict[str, Any], as_json: bool) -> None:
+def _print_facts(facts: dict[str, Any], as_json: bool) -> None:
     from setfold.files.budget import format_size
 
     if as_json:

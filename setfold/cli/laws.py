@@ -94,7 +94,7 @@ def info(
     from setfold.core import persist
 
     if file.suffix == ".arrow":
-        _show(_describe_states(file), as_json)
+        _print_info(_describe_states(file), as_json)
         return
     kind, tensors, description = persist.read(file)
     facts: dict[str, Any] = {
@@ -113,7 +113,7 @@ def info(
         name: f"{str(t.dtype).removeprefix('torch.')} {tuple(t.shape)}"
         for name, t in tensors.items()
     }
-    _show(facts, as_json)
+    _print_info(facts, as_json)
 
 
 def _describe_states(file: Path) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def _describe_states(file: Path) -> dict[str, Any]:
     }
 
 
-def _show(facts: dict[str, Any], as_json: bool) -> None:
+def _print_info(facts: dict[str, Any], as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(facts, indent=2))
         return

@@ -110,17 +110,17 @@ class WorkFolder:
         self.save_seconds = 0.0  # duration of the last save
 
     @property
-    def skipped(self) -> Path:
+    def skipped_file(self) -> Path:
         """The list of skipped rows and files."""
         return self.folder / "skipped"
 
     @property
-    def spill(self) -> Path:
+    def spill_folder(self) -> Path:
         """The folder for tables that do not fit in memory."""
         return self.folder / "spill"
 
     @property
-    def sorted_runs(self) -> Path:
+    def runs_folder(self) -> Path:
         """The folder for sorted runs."""
         return self.folder / "runs"
 
@@ -134,16 +134,16 @@ class WorkFolder:
         if self.journal is None:
             self.journal = Journal(self.request, signature)
         _check_signature(self.journal.signature, signature)
-        if self.skipped.exists() or self.journal.skipped_bytes:
-            truncate(self.skipped, self.journal.skipped_bytes)
-        self.sorted_runs.mkdir(exist_ok=True)
+        if self.skipped_file.exists() or self.journal.skipped_bytes:
+            truncate(self.skipped_file, self.journal.skipped_bytes)
+        self.runs_folder.mkdir(exist_ok=True)
         return self.journal
 
     def log_skipped(self, skipped: Sequence[Skipped]) -> None:
         """Append to the list of skipped rows and files."""
         assert self.journal is not None
         if skipped:
-            with self.skipped.open("a", encoding="utf-8") as file:
+            with self.skipped_file.open("a", encoding="utf-8") as file:
                 file.writelines(json.dumps(entry._asdict()) + "\n" for entry in skipped)
                 file.flush()
                 self.journal.skipped_bytes = file.tell()
@@ -176,8 +176,8 @@ class WorkFolder:
         journal = self.journal
         if journal is not None and journal.snapshot is not None:
             store.restore(self.folder / journal.snapshot, journal.lengths)
-        elif self.spill.exists():
-            shutil.rmtree(self.spill)
+        elif self.spill_folder.exists():
+            shutil.rmtree(self.spill_folder)
 
     def publish(self) -> None:
         """Move complete outputs to their final names, except those that are already there."""
@@ -195,8 +195,8 @@ class WorkFolder:
         assert self.journal is not None
         first = next(iter(self.journal.outputs.values()))
         path = Path(first + ".skipped.jsonl")
-        if self.skipped.exists():
-            self.skipped.replace(path)
+        if self.skipped_file.exists():
+            self.skipped_file.replace(path)
         elif not self.journal.skipped:
             path.unlink(missing_ok=True)
             return None
@@ -223,8 +223,8 @@ def open_work_folder(
     if resume and restart:
         raise InputError("--resume and --restart exclude each other; pass one of them, not both.")
     folder = out.with_name(out.name + ".work")
-    with hold(folder / "lock", wait=False) as held:
-        if not held:
+    with hold(folder / "lock", wait=False) as locked:
+        if not locked:
             raise FileError(
                 f"another process is writing {out} (it has locked {folder / 'lock'}). Wait until "
                 "it ends, or choose another --out."

@@ -121,7 +121,10 @@ class Run:
         self.encoder: StreamingSetEncoder = plan.task.encoder
         self.journal = work.open_journal(plan.signature())
         self.store = Store(
-            self.encoder, work.spill, plan.budget.store_bytes, on_spill=self.journal.count_spill
+            self.encoder,
+            work.spill_folder,
+            plan.budget.store_bytes,
+            on_spill=self.journal.count_spill,
         )
         self.seconds_before, self.read_before = self.journal.seconds, self.journal.read
         self.started = self.phase_started = time.monotonic()
@@ -166,7 +169,7 @@ class Run:
             yield from self.store.drain()
         else:
             self._merge()
-            folder = self.work.sorted_runs
+            folder = self.work.runs_folder
             runs = [read_sorted_run(folder / name) for name in self.journal.sorted_runs]
             yield from merge_sorted_runs(runs)
 
@@ -182,7 +185,7 @@ class Run:
         while journal.buckets:
             bucket = journal.buckets[0]
             journal.sorted_runs.append(f"{bucket:02d}.run")
-            self._merge_bucket(bucket, self.work.sorted_runs / journal.sorted_runs[-1])
+            self._merge_bucket(bucket, self.work.runs_folder / journal.sorted_runs[-1])
             journal.buckets.pop(0)
             self._save()
             store.drop_bucket(bucket)  # after the checkpoint, which no longer needs it

@@ -230,9 +230,9 @@ def test_few_shards_are_under_way_and_all_come_in_order(folder, tmp_path):
     task, shards = work_on(folder, kind=Noting, notes=notes)
     steps = engine.steps(task, shards * 3, 0, 0)
     next(steps)
-    while len(begun := {note.name for note in notes.iterdir()}) < 4:  # two for each core
+    while len(started := {note.name for note in notes.iterdir()}) < 4:  # two for each core
         time.sleep(0.01)
-    assert begun == {"0", "1", "2", "3"}
+    assert started == {"0", "1", "2", "3"}
     time.sleep(0.3)
     assert len(list(notes.iterdir())) == 4
     assert [step.shard for step in steps] == [n for n in range(3 * FILES) for _ in range(3)][1:]

@@ -28,7 +28,7 @@ class Format(NamedTuple):
 
     suffix: str
     write: Callable[[Path, int], Table]
-    tells: bool = True  # whether truncated files can be detected
+    detects_truncation: bool = True  # whether truncated files can be detected
 
 
 def table(n: int) -> Table:
@@ -283,9 +283,9 @@ FORMATS = {
     "arrow": Format(".arrow", arrow_file),
     "arrow stream": Format(".ipc", arrow_stream),
     "feather": Format(".feather", feather),
-    "csv": Format(".csv", text, tells=False),
+    "csv": Format(".csv", text, detects_truncation=False),
     "csv.gz": Format(".csv.gz", text),
-    "tsv": Format(".tsv", text, tells=False),
+    "tsv": Format(".tsv", text, detects_truncation=False),
     "npy": Format(".npy", npy),
     "npy, plain": Format(".npy", npy_plain),
     "npy, fortran": Format(".npy", npy_fortran),
@@ -302,7 +302,7 @@ FORMATS = {
     "laz": Format(".laz", las),
     "off": Format(".off", mesh),
     "stl": Format(".stl", mesh),
-    "obj": Format(".obj", mesh, tells=False),
+    "obj": Format(".obj", mesh, detects_truncation=False),
     "glb": Format(".glb", glb),
     "ply": Format(".ply", ply),
     "ply, text": Format(".ply", ply_text),

@@ -151,7 +151,7 @@ def test_a_table_that_names_sets_several_times():
 
 
 def test_foreign_tables_are_refused():
-    with pytest.raises(setfold.FileError, match="none of setfold's"):
+    with pytest.raises(setfold.FileError, match="not written by setfold"):
         from_arrow(pa.table({"set": [1]}))
 
 

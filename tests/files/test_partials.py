@@ -122,5 +122,5 @@ def test_damaged_states_are_refused(state):
 
 
 def test_only_tables_of_states_are_packed():
-    with pytest.raises(setfold.FileError, match="none of setfold's"):
+    with pytest.raises(setfold.FileError, match="not written by setfold"):
         pack_partials(pa.table({"set": [1]}))
