@@ -1,4 +1,4 @@
-"""Markdown files: the examples in them, run as they stand there, and the links."""
+"""Run the examples of Markdown files, and check their links."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import torch
 
 ROOT = Path(__file__).parent.parent
 OUTPUT = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
-# A fence that nobody closes runs to the end of the file, as it does where the file is shown.
+# A fence without an end runs to the end of the file, as in every renderer.
 FENCED = re.compile(
     r"^(?P<indent> *)(?P<fence>`{3,}|~{3,})(?P<language>[^\n]*)\n(?P<text>.*?)(?:^ *(?P=fence) *$|\Z)",
     re.DOTALL | re.MULTILINE,
 )
-ELSEWHERE = {"dask", "pyspark"}  # run by tests/engines/test_elsewhere.py, where they are installed
+ELSEWHERE = {"dask", "pyspark"}  # run by tests/files/test_partials.py, if installed
 IMPORTED = re.compile(r"^(?:import|from) (\w+)", re.MULTILINE)
 LINK = re.compile(r"\]\(\s*<?([^)\s>]+)|^ *\[[^\]]+\]:\s*(\S+)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block of a file: its language, its lines, and where the first of them is."""
+    """A fenced block: its language, its text, and the number of its first line."""
 
     language: str
     text: str
@@ -37,7 +37,7 @@ class Block:
 
     @property
     def elsewhere(self):
-        """The engine that runs it, if not this process."""
+        """The engines that must run it in place of this process."""
         return ELSEWHERE & set(IMPORTED.findall(self.text))
 
 
@@ -60,10 +60,10 @@ def examples_of(file):
 
 
 def run_examples(file, engine=None):
-    """Run the examples of a file one after the other, and return the names that they leave behind.
+    """Run the examples of a file in order, and return the variables that they define.
 
-    A block that begins with >>> must print what it shows; any other must not raise. Those that import
-    an engine which runs elsewhere are left out, unless it is that engine.
+    A block that begins with >>> must print the output it shows. Any other block must not raise. Blocks
+    that import another engine than `engine` are skipped.
     """
     names = {"__name__": "__main__"}
     with torch.random.fork_rng(devices=[]):
@@ -74,14 +74,14 @@ def run_examples(file, engine=None):
             if block.shows_output:
                 _compare(block, file, names)
             else:
-                lines = "\n" * (block.line - 1) + block.text  # so that errors name the file's own
+                lines = "\n" * (block.line - 1) + block.text  # for tracebacks
                 exec(compile(lines, str(file), "exec", dont_inherit=True), names)
     return names
 
 
 def _compare(block, file, names):
     test = doctest.DocTestParser().get_doctest(block.text, {}, file.name, str(file), block.line - 1)
-    test.globs = names  # the file's own, not a copy: the next block goes on from here
+    test.globs = names  # not a copy: the next block uses these variables
     complaints = []
     doctest.DocTestRunner(optionflags=OUTPUT).run(test, out=complaints.append, clear_globs=False)
     if complaints:
@@ -89,7 +89,7 @@ def _compare(block, file, names):
 
 
 def broken_links(file):
-    """The links to other files, or to headings, that lead nowhere."""
+    """Links to missing files or headings."""
     prose = FENCED.sub("", file.read_text())
     targets = [inline or listed for inline, listed in LINK.findall(prose)]
     return [t for t in targets if not re.match(r"[a-z]+:", t) and not _leads_somewhere(file, t)]
@@ -104,7 +104,7 @@ def _leads_somewhere(file, target):
 
 
 def _anchors_of(file):
-    """The headings of a file, as links name them, and the places that it names itself."""
+    """The anchors of a file: its headings and its explicit ids."""
     text = FENCED.sub("", file.read_text())
     headings = re.findall(r"^#+ +(.+)$", text, re.MULTILINE)
     slugs = {re.sub(r"[^\w\- ]", "", h.strip().lower()).replace(" ", "-") for h in headings}

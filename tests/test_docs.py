@@ -1,4 +1,7 @@
-"""The pages of the documentation: their examples run, and none is lost. mkdocs sees to the rest."""
+"""The pages of docs/: examples run, every page is in the navigation, every name is documented.
+
+`mkdocs build --strict` checks the links between pages.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,14 @@ DOCS = ROOT / "docs"
 PAGES = {str(page.relative_to(DOCS)): page for page in sorted(DOCS.rglob("*.md"))}
 LANGUAGES = {"python", "console", "text"}
 SECTIONS = ["When to use it", "Formula", "Cost", "Does it fold?", "Example", "Reference"]
-DOCUMENTED = re.compile(r"^::: setfold\.(\w+)(?:\.\w+)?$", re.MULTILINE)  # or of a public module
+DOCUMENTED = re.compile(r"^::: setfold\.(\w+)$", re.MULTILINE)
 TORCHRUN = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+COLUMNS = 100
+GENERATED = {"benchmark.md"}  # by `make bench`
 
 
 def nav():
-    """The pages that mkdocs.yml lists: every indented line after `nav:` that names one."""
+    """The pages in the navigation of mkdocs.yml."""
     (listed,) = re.findall(r"^nav:\n((?: .*\n)+)", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
     return re.findall(r"[\w./-]+\.md", listed)
 
@@ -36,17 +41,24 @@ def encoders():
 
 @pytest.mark.parametrize("page", PAGES)
 def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # some write files
-    for name, value in TORCHRUN.items():  # what it tells a process that is alone
+    monkeypatch.chdir(tmp_path)  # some examples write files
+    for name, value in TORCHRUN.items():  # as torchrun sets them for a single process
         monkeypatch.setenv(name, value)
     run_examples(PAGES[page])
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_no_example_hides_behind_another_language(page):
+def test_no_example_is_skipped_because_of_its_language(page):
     for block in blocks_of(PAGES[page]):
         assert block.language in LANGUAGES, f"line {block.line}: one of {', '.join(LANGUAGES)}"
         assert block.language == "python" or not block.shows_output, f"line {block.line}"
+
+
+@pytest.mark.parametrize("page", sorted(set(PAGES) - GENERATED))
+def test_lines_are_wrapped(page):
+    lines = PAGES[page].read_text().splitlines()
+    wide = [n for n, line in enumerate(lines, 1) if len(line) > COLUMNS and "|" not in line[:1]]
+    assert not wide, f"lines with more than {COLUMNS} columns"
 
 
 def test_the_contents_list_every_page_once():

@@ -7,6 +7,7 @@ import json
 import sys
 from typing import Any
 
+NO_BREAK = "\u00a0"  # keeps a cell on one line
 HEADINGS = ("encoder", "verdict", "fold", "chunk + average", "why not in one pass")
 
 
@@ -15,8 +16,8 @@ def row(entry: dict[str, Any]) -> tuple[str, ...]:
     laws = {law["law"]: law for law in entry["report"]["laws"]}
     error = laws["any partition"]["errors"].get("float64") if "any partition" in laws else None
     return (
-        entry["encoder"],
-        entry["verdict"],
+        entry["encoder"].replace(" ", NO_BREAK),
+        entry["verdict"].replace(" ", NO_BREAK),
         "" if error is None else f"{error:.1e}",
         f"{entry['chunk_average']:.1e}",
         entry["obstacle"],
