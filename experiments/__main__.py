@@ -1,4 +1,4 @@
-"""The command line of the experiments: python -m experiments list, run, report, prepare."""
+"""Command line of the experiments: python -m experiments list, run, report, prepare."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ALL = "all"
 
 
 class Device(StrEnum):
-    """What models run on."""
+    """Device for the models."""
 
     AUTO = "auto"
     CPU = "cpu"
@@ -33,7 +33,7 @@ class Device(StrEnum):
 
 
 class Precision(StrEnum):
-    """Of the numbers in training."""
+    """Floating point precision of training."""
 
     FULL = "32-true"
     MIXED = "bf16-mixed"
@@ -41,33 +41,33 @@ class Precision(StrEnum):
 
 app = typer.Typer(
     name="python -m experiments",
-    help="The paper's experiments, each with one command.",
+    help="Reproduce the paper's experiments, each with one command.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
 
-Records = Annotated[Path, typer.Option(help="Folder of the records.", metavar="FOLDER")]
+Records = Annotated[Path, typer.Option(help="Folder with the records.", metavar="FOLDER")]
 
 
 @app.callback()
 def _options(
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
 ) -> None:
-    """Options that come before the command; `main` looks for --debug itself."""
+    """Global options; `main` handles --debug itself."""
 
 
 @app.command("list")
 def show_list(records: Records = Path("results/records")) -> None:
-    """List the recipes: what each shows, what it costs, whether it is recorded."""
+    """List the recipes with their run time and number of records."""
     from rich.table import Column, Table
 
     from experiments.recipes import all_recipes
     from experiments.records import read
 
-    whole = Column("recipe", no_wrap=True, min_width=max(map(len, all_recipes())))  # to be copied
-    table = Table("", whole, "title", "small size, minutes", f"records in {records}")
+    names = Column("recipe", no_wrap=True, min_width=max(map(len, all_recipes())))  # for copying
+    table = Table("", names, "title", "minutes (size small)", f"records in {records}")
     for name, recipe in all_recipes().items():
         count = sum(record.size == Size.SMALL for record in read(records, name))
         cells = recipe.number, name, recipe.title, f"{recipe.minutes:.0f}", count or "none"
@@ -79,41 +79,48 @@ def show_list(records: Records = Path("results/records")) -> None:
     epilog="Examples:\n\n  python -m experiments run all --size smoke\n\n"
     "  python -m experiments run RECIPE --seed 0 --seed 1\n\n"
     "  torchrun --nproc-per-node 2 -m experiments run RECIPE --size paper\n\n"
-    "Start the same command twice, with --threads 1, and the two share the work."
+    "Start the same command twice with --threads 1 to share the work between two processes."
 )
 def run(
-    names: Annotated[list[str], typer.Argument(metavar="RECIPE...|all", help="See list.")],
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RECIPE...|all",
+            help="Names of recipes; `python -m experiments list` shows them.",
+        ),
+    ],
     size: Annotated[
         Size,
         typer.Option(
-            help="smoke: seconds, on made-up data. small: the numbers of RESULTS.md. paper: the "
-            "paper's own setting, for a GPU."
+            help="smoke: seconds, on synthetic data. small: the size in RESULTS.md. paper: the "
+            "paper's settings, for a GPU."
         ),
     ] = Size.SMALL,
     seed: Annotated[
-        list[int] | None, typer.Option(help="Repeatable; all seeds of the size without it.")
+        list[int] | None,
+        typer.Option(help="Seed to run; can be repeated. Default: all seeds of the size."),
     ] = None,
-    device: Annotated[Device, typer.Option(help="What models run on.")] = Device.AUTO,
-    precision: Annotated[Precision, typer.Option(help="Of training.")] = Precision.FULL,
+    device: Annotated[Device, typer.Option(help="Device for the models.")] = Device.AUTO,
+    precision: Annotated[Precision, typer.Option(help="Training precision.")] = Precision.FULL,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Of torch on the CPU; its own choice without it.")
+        int | None, typer.Option(min=1, help="CPU threads of torch. Default: torch's choice.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="For trainings and records.", metavar="FOLDER")] = Path(
-        "out/experiments"
-    ),
+    out: Annotated[
+        Path, typer.Option(help="Folder for trainings and records.", metavar="FOLDER")
+    ] = Path("out/experiments"),
     again: Annotated[
         bool,
         typer.Option(
             "--again",
-            help="Measure again what is recorded. Finished trainings are used as they are.",
+            help="Repeat measurements that are already recorded. Finished trainings are reused.",
         ),
     ] = False,
 ) -> None:
     """Run recipes: train, measure, record.
 
-    What is recorded is not run again, and what was interrupted goes on where it stopped.
+    Skips runs that are already recorded and resumes interrupted runs.
 
-    Exit code 0 if every run is recorded, 1 if one failed, 130 if interrupted.
+    Exit codes: 0 if every run is recorded, 1 if a run failed, 130 if interrupted.
     """
     recipes = _recipes(names)
     from experiments import running
@@ -122,7 +129,7 @@ def run(
     try:
         failures = running.run(recipes, size, seed or None, options=options)
     except KeyboardInterrupt:
-        typer.echo("interrupted: the same command goes on where this one stopped.", err=True)
+        typer.echo("interrupted: run the same command again to resume.", err=True)
         raise typer.Exit(INTERRUPTED) from None
     for failure in failures:
         typer.echo(f"failed: {failure}", err=True)
@@ -135,7 +142,7 @@ def run(
 
 
 def _recipes(names: list[str]) -> list[Recipe]:
-    """The recipes with these names."""
+    """Return the recipes with these names."""
     from experiments.recipes import all_recipes
 
     known = all_recipes()
@@ -145,7 +152,7 @@ def _recipes(names: list[str]) -> list[Recipe]:
             hint = (
                 f"Did you mean {' or '.join(near)}?" if near else "See python -m experiments list."
             )
-            raise InputError(f"there is no recipe {name!r}. {hint}")
+            raise InputError(f"unknown recipe {name!r}. {hint}")
     return [recipe for name, recipe in known.items() if name in names or ALL in names]
 
 
@@ -156,11 +163,11 @@ def _recipes(names: list[str]) -> list[Recipe]:
 def report(
     records: Records = Path("results/records"),
     out: Annotated[
-        Path, typer.Option(help="Gets RESULTS.md and results/*.png.", metavar="FOLDER")
+        Path, typer.Option(help="Folder for RESULTS.md and results/*.png.", metavar="FOLDER")
     ] = Path(),
-    size: Annotated[Size, typer.Option(help="Of the records that count.")] = Size.SMALL,
+    size: Annotated[Size, typer.Option(help="Size of the records to report.")] = Size.SMALL,
 ) -> None:
-    """Write RESULTS.md and its figures from records; nothing is run."""
+    """Write RESULTS.md and its figures from the records, without running anything."""
     from experiments.recipes import all_recipes
     from experiments.report import write
 
@@ -170,7 +177,7 @@ def report(
 
 @app.command(
     epilog="Examples:\n\n  python -m experiments prepare  # lists the data sets\n\n"
-    "  python -m experiments prepare mnist  # tells what to download\n\n"
+    "  python -m experiments prepare mnist  # says what to download\n\n"
     "  python -m experiments prepare mnist ~/Downloads/mnist --out ~/data\n\n"
     "  python -m experiments prepare tiny_imagenet tiny-imagenet-200.zip "
     "--module torchvision.models:resnet18 --side 224"
@@ -179,29 +186,33 @@ def prepare(
     dataset: Annotated[
         str | None,
         typer.Argument(
-            help="modelnet40, celeba, mnist or tiny_imagenet. Without it you are told of all.",
+            help="modelnet40, celeba, mnist or tiny_imagenet. Without it, lists all of them.",
             metavar="DATASET",
         ),
     ] = None,
     source: Annotated[
-        Path | None, typer.Argument(help="What you downloaded. Without it you are told what to.")
+        Path | None,
+        typer.Argument(help="Downloaded file or folder. Without it, says what to download."),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Gets the prepared file.", envvar="SETFOLD_DATA", metavar="FOLDER"),
+        typer.Option(help="Folder for the prepared file.", envvar="SETFOLD_DATA", metavar="FOLDER"),
     ] = None,
     module: Annotated[
         str | None,
         typer.Option(
-            help="For tiny_imagenet, of pictures: makes their features. FILE.pt2, as "
-            "torch.export.save writes it (run only files that you trust), or "
-            "package.module:factory."
+            help="Network that computes features of the pictures, for tiny_imagenet only: FILE.pt2 "
+            "from torch.export.save (use only files that you trust) or package.module:factory."
         ),
     ] = None,
-    side: Annotated[int, typer.Option(min=1, help="With --module: pixels of a side.")] = 224,
-    dims: Annotated[int, typer.Option(min=1, help="With --module: components kept.")] = 256,
+    side: Annotated[
+        int, typer.Option(min=1, help="With --module: side of the pictures in pixels.")
+    ] = 224,
+    dims: Annotated[
+        int, typer.Option(min=1, help="With --module: principal components to keep.")
+    ] = 256,
 ) -> None:
-    """Make the file that the experiments read, of a data set that you downloaded."""
+    """Convert a downloaded data set to the file that the experiments read."""
     from experiments.data.features import Extraction
     from experiments.data.prepare import DATASETS, with_module
 
@@ -209,16 +220,16 @@ def prepare(
         typer.echo("\n\n".join(f"{name}: {data.help}" for name, data in DATASETS.items()))
         return
     if dataset not in DATASETS:
-        raise InputError(f"there is no data set {dataset!r}. There are {', '.join(DATASETS)}.")
+        raise InputError(f"unknown data set {dataset!r}. Available: {', '.join(DATASETS)}.")
     data = DATASETS[dataset]
     if module is not None:
         if dataset != "tiny_imagenet":
-            raise InputError(f"--module is for tiny_imagenet; {dataset} needs none.")
+            raise InputError(f"--module is only for tiny_imagenet; got {dataset}.")
         data = with_module(Extraction(module, side=side, dims=dims))
     if source is None:
         typer.echo(data.help)
     elif out is None:
-        raise InputError("give --out FOLDER, or set SETFOLD_DATA to the folder for prepared data.")
+        raise InputError("pass --out FOLDER, or set SETFOLD_DATA to the folder for prepared data.")
     else:
         typer.echo(_prepare(data, source, out))
 

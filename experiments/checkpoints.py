@@ -1,6 +1,6 @@
-"""Where a training stands, in a file that is whole at every moment.
+"""Checkpoints of a training, written atomically.
 
-The file is one of setfold's safetensors files: checked when it is read, and never unpickled.
+Checkpoints are safetensors files. They are validated when read and never unpickled.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ Weights = dict[str, Tensor]
 
 @dataclass
 class Standing:
-    """Where a training stands.
+    """The state of a training.
 
     Args:
-        circumstances: in which it began.
-        step: how many steps are done.
-        seconds: that they took.
-        finished: whether there are no more to come.
+        circumstances: code, versions and machine at the start.
+        step: number of steps done.
+        seconds: time for these steps.
+        finished: whether the training is finished.
         loss_sum: sum of the losses since the last entry in `history`.
-        loss_count: how many those are.
-        history: epoch, loss and validation metric, one entry for each validation.
-        weights: of the model; empty when finished.
-        moments: of the optimiser, by parameter; empty when finished.
-        best: the weights to be kept.
+        loss_count: number of losses in `loss_sum`.
+        history: epoch, loss and validation metric, one entry per validation.
+        weights: weights of the model; empty when finished.
+        moments: optimizer state by parameter; empty when finished.
+        best: weights with the best validation metric.
     """
 
     circumstances: Circumstances
@@ -53,11 +53,11 @@ class Standing:
     best: Weights = field(default_factory=dict)
 
 
-PLAIN = ("step", "seconds", "finished", "loss_sum", "loss_count", "history")  # go into the header
+PLAIN = ("step", "seconds", "finished", "loss_sum", "loss_count", "history")  # stored in the header
 
 
 def write(standing: Standing, folder: Path, settings: Any) -> None:
-    """Write where a training with these settings stands."""
+    """Write a checkpoint of a training with these settings."""
     tensors = {f"weights/{name}": tensor for name, tensor in standing.weights.items()}
     tensors |= {f"best/{name}": tensor for name, tensor in standing.best.items()}
     for index, moments in standing.moments.items():
@@ -72,15 +72,15 @@ def write(standing: Standing, folder: Path, settings: Any) -> None:
 
 
 def read(folder: Path, settings: Any, like: Weights) -> Standing | None:
-    """Where a training stands, None if it has not begun.
+    """Read the checkpoint of a training; returns None if there is none.
 
-    A file that is damaged, or of something else, is put aside with a warning, and the training
-    begins anew: what it holds is of no use to this training, but may be to somebody.
+    If the file is damaged or belongs to another training, it is renamed, a warning is issued and
+    the training starts from scratch.
 
     Args:
-        folder: of the training.
-        settings: of the training; the file's must be the same.
-        like: the model's weights, whose names and shapes the file's must have.
+        folder: folder of the training.
+        settings: settings of the training; they must match those in the file.
+        like: weights of the model; names and shapes must match those in the file.
     """
     path = folder / NAME
     if not path.exists():
@@ -90,7 +90,9 @@ def read(folder: Path, settings: Any, like: Weights) -> Standing | None:
     except FileError as error:
         aside = path.with_name(f"{path.name}.aside-{time.time_ns()}")
         path.rename(aside)
-        warnings.warn(f"{error} It is now {aside}; the training begins anew.", stacklevel=2)
+        warnings.warn(
+            f"{error} Renamed it to {aside}; the training starts from scratch.", stacklevel=2
+        )
         return None
 
 
@@ -102,10 +104,10 @@ def _read(path: Path, settings: Any, like: Weights) -> Standing:
     except (KeyError, TypeError) as error:
         raise FileError(f"{path} was written by another version of this code.") from error
     if description["settings"] != settings:
-        raise FileError(f"{path} belongs to a training with other settings.")
+        raise FileError(f"{path} belongs to a training with different settings.")
     standing = Standing(circumstances, **plain)
     for name, tensor in tensors.items():
-        tensor = tensor.clone()  # aligned as torch does it, on which the last bit may depend
+        tensor = tensor.clone()  # torch's memory alignment, which can affect the last bit
         home, _, name = name.partition("/")
         if home == "moments":
             index, _, name = name.partition("/")
@@ -115,7 +117,7 @@ def _read(path: Path, settings: Any, like: Weights) -> Standing:
     for weights in (standing.weights, standing.best):
         if weights and _shapes(weights) != _shapes(like):
             raise FileError(
-                f"{path} holds weights that do not fit the model: its code has changed since."
+                f"{path} contains weights that do not match the model: its code has changed."
             )
     return standing
 

@@ -1,15 +1,15 @@
-"""The set encoders that are compared: frozen settings that build compositions of setfold's encoders.
+"""Settings of the compared set encoders: frozen dataclasses that build setfold encoders.
 
-    DeepSets      aggregates of the elements themselves
-    Slots         the Slot Set Encoder, its slots apart or, as printed, pooled into one vector
-    Hierarchy     Slot Set Encoders, each on the slots of the one before
-    Universal     a Slot Set Encoder, then any set encoder among its slots
+    DeepSets      aggregates of the elements
+    Slots         Slot Set Encoder, with slots apart or, as printed, pooled into one vector
+    Hierarchy     stacked Slot Set Encoders
+    Universal     a Slot Set Encoder, then any set encoder on its slots
     Attention     learned queries, softmax over elements
-    PMA           the Set Transformer's pooling, learned seeds with a network after them
+    PMA           the Set Transformer's pooling: learned seeds, then a network
     Transformer   ISABs, then any of the above: the Set Transformer, or ISAB and a maximum
 
-All encode sets as `dim_out` numbers, so that they are compared at equal size. All but the last fold in one
-pass, the last in one more than it has layers.
+All encode a set as `dim_out` numbers, so that they are compared at equal size. A Transformer needs
+one pass more than it has layers; all others fold in one pass.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class Pool(Protocol):
     def build(
         self, dim_in: int, dim_out: int, features: nn.Module | None = None
     ) -> setfold.SetEncoder:
-        """An encoder of sets (B, n, ...) as (B, dim_out).
+        """Build an encoder (B, n, ...) -> (B, dim_out).
 
         Args:
-            dim_in: width of what the features put out.
+            dim_in: output width of the features.
             dim_out: width of the encoding.
-            features: applied to each element first, (N, ...) -> (N, dim_in).
+            features: network applied to each element first, (N, ...) -> (N, dim_in).
         """
 
 
@@ -51,48 +51,48 @@ class StreamingPool(Pool, Protocol):
 
 
 class SlottedPool(ABC):
-    """Settings of a set encoder whose slots may be kept, too."""
+    """Settings of a set encoder that can also return its slots."""
 
     @abstractmethod
     def dim_of_slots(self, dim_out: int) -> int:
-        """The width d of what a slot reads."""
+        """Return the output width d of a slot."""
 
     @abstractmethod
     def encoder(self, dim_in: int, dim_out: int) -> setfold.StreamingSetEncoder:
-        """The encoder alone, (B, n, dim_in) -> (B, K, d)."""
+        """Build the encoder without features and head, (B, n, dim_in) -> (B, K, d)."""
 
     def pools_slots(self) -> bool:
-        """Whether slots are pooled into one vector, as printed, so that attention may cancel."""
+        """Return whether slots are pooled into one vector, as printed; attention may cancel."""
         return False
 
     def head(self, dim_out: int) -> nn.Module:
-        """What makes one vector of the slots, (B, K, d) -> (B, dim_out)."""
+        """Build the head that maps slots to one vector, (B, K, d) -> (B, dim_out)."""
         return nn.Flatten()
 
     def build(
         self, dim_in: int, dim_out: int, features: nn.Module | None = None
     ) -> setfold.StreamingSetEncoder:
-        """An encoder of sets (B, n, ...) as (B, dim_out)."""
-        with _cancelling(expected=self.pools_slots()):
+        """Build an encoder (B, n, ...) -> (B, dim_out)."""
+        with _ignore_cancelled_attention(self.pools_slots()):
             return setfold.Composition(self.encoder(dim_in, dim_out), features, self.head(dim_out))
 
     def build_slots(
         self, dim_in: int, dim_out: int, features: nn.Module | None = None
     ) -> setfold.StreamingSetEncoder:
-        """The same without its head: (B, n, ...) -> (B, K, d)."""
-        with _cancelling(expected=self.pools_slots()):
+        """Build the encoder without its head: (B, n, ...) -> (B, K, d)."""
+        with _ignore_cancelled_attention(self.pools_slots()):
             return setfold.Composition(self.encoder(dim_in, dim_out), features)
 
 
 class Combine(StrEnum):
-    """How slots become one vector, which the paper leaves open."""
+    """How slots are pooled into one vector; the paper does not specify it."""
 
     MEAN = "mean"
     SUM = "sum"
     MAX = "max"
 
     def head(self) -> nn.Module:
-        """The module for it, (B, K, d) -> (B, d)."""
+        """Build the module, (B, K, d) -> (B, d)."""
         return _SlotMaximum() if self is Combine.MAX else setfold.SlotPool(self.value)
 
 
@@ -103,7 +103,7 @@ class _SlotMaximum(nn.Module):
 
 @dataclass(frozen=True)
 class DeepSets:
-    """Deep Sets in the form that folds: aggregates of the elements, read side by side.
+    """Deep Sets in its element-wise form: concatenated aggregates of the elements.
 
     >>> import torch
     >>> DeepSets(("max", "mean")).build(dim_in=3, dim_out=16)(torch.randn(2, 100, 3)).shape
@@ -129,15 +129,15 @@ class Slots(SlottedPool):
     Args:
         num_slots: number K of slots.
         dim_slot: size h of a slot.
-        aggregate: g, or several side by side.
+        aggregate: aggregate g, or several to concatenate.
         slots: "random" or "learned".
         attention: "sigmoid" as in the paper, or "softmax".
         similarity: "dot" as in the paper, or "cosine".
-        apart: whether dim_out is spread over the slots, dim_out / K numbers each. If not, every slot
-            has dim_out, as printed.
-        combine: how the slots become one vector where they are not apart.
-        width: numbers that a slot reads if not its share of dim_out; a linear layer then makes dim_out of
-            all slots' numbers.
+        apart: whether slots are concatenated, with dim_out / K numbers each. Otherwise every slot
+            has dim_out numbers, as printed.
+        combine: how slots are pooled if they are not apart.
+        width: output width of a slot instead of its share of dim_out; a linear layer then maps the
+            concatenated slots to dim_out.
 
     >>> import torch
     >>> Slots(8).build(dim_in=3, dim_out=64)(torch.randn(2, 100, 3)).shape  # 8 slots of 8
@@ -184,12 +184,12 @@ class Slots(SlottedPool):
 
 @dataclass(frozen=True)
 class Hierarchy(SlottedPool):
-    """Slot Set Encoders, each on the slots of the one before; only the first sees the stream.
+    """Stacked Slot Set Encoders; only the first level sees the stream.
 
     Args:
-        levels: settings of each; lower levels read dim_out numbers per slot, and the last one
-            says whether its slots are apart or how they are combined.
-        activation: whether a ReLU stands between the levels; the paper prints none.
+        levels: settings of each level. Lower levels have dim_out numbers per slot; the last level
+            decides whether slots are apart or how they are pooled.
+        activation: whether there is a ReLU between levels; the paper has none.
 
     >>> import torch
     >>> hierarchy = Hierarchy((Slots(16), Slots(4)))
@@ -222,11 +222,11 @@ class Hierarchy(SlottedPool):
 
 @dataclass(frozen=True)
 class Universal:
-    """A Slot Set Encoder, and then any set encoder on the set of its slots: still one pass.
+    """A Slot Set Encoder, then any set encoder on the set of its slots; needs one pass.
 
     Args:
-        slots: settings of the slots, each of which reads `slots.width` numbers.
-        among: what makes one vector of the slots, such as a Set Transformer.
+        slots: settings of the slots; each outputs `slots.width` numbers.
+        among: set encoder on the slots, such as a Set Transformer.
 
     >>> import torch
     >>> pool = Universal(Slots(16, width=32), Transformer(num_layers=1))
@@ -247,7 +247,7 @@ class Universal:
 
 @dataclass(frozen=True)
 class Attention(SlottedPool):
-    """Learned queries with a softmax over elements, dim_out / num_queries numbers each.
+    """Learned queries with a softmax over elements, and dim_out / num_queries numbers each.
 
     >>> import torch
     >>> Attention(8).build(dim_in=3, dim_out=64)(torch.randn(2, 100, 3)).shape
@@ -288,15 +288,15 @@ class PMA(SlottedPool):
 
 @dataclass(frozen=True)
 class Transformer:
-    """ISABs, in which every element sees the whole set through a few learned points; then a pool.
+    """ISABs, in which elements interact through inducing points; then a pool.
 
     Args:
         num_layers: number L of ISABs; the encoder folds in L + 1 passes.
-        num_inducing: learned points of each.
-        num_heads: heads of each.
-        dropout: after the ISABs.
+        num_inducing: inducing points of each ISAB.
+        num_heads: heads of each ISAB.
+        dropout: dropout after the ISABs.
         last: the pool; PMA for the Set Transformer.
-        dim: width of the ISABs; None for that of the encoding.
+        dim: width of the ISABs; None for the width of the encoding.
 
     >>> import torch
     >>> encoder = Transformer(num_layers=1, last=DeepSets("max")).build(dim_in=3, dim_out=64)
@@ -324,29 +324,29 @@ class Transformer:
 
 
 def _share(total: int, count: int, whose: str) -> int:
-    """What each of `count` gets of `total` numbers."""
+    """Divide `total` numbers evenly by `count`."""
     if total % count:
         raise setfold.InputError(
-            f"{total} numbers cannot be spread evenly over {whose}: choose a divisor of {total}."
+            f"cannot divide {total} numbers evenly between {whose}; choose a divisor of {total}."
         )
     return total // count
 
 
 def _width_of_values(aggregate: str | Sequence[str], width: int) -> int:
-    """How wide values are if their aggregates, side by side, read `width` numbers per slot."""
+    """Return the width of values such that their aggregates have `width` numbers per slot."""
     names = [aggregate] if isinstance(aggregate, str) else list(aggregate)
-    masses = names.count("mass")  # one number, however wide the values are
+    masses = names.count("mass")  # a mass is one number, independent of the width of values
     wide = len(names) - masses
     if wide == 0 or width <= masses:
         raise setfold.InputError(
-            f"{width} numbers per slot leave no room for values beside {names}: use fewer slots, or "
-            "an aggregate of values."
+            f"{width} numbers per slot leave no room for values with aggregates {names}. Use fewer "
+            "slots or an aggregate of values."
         )
-    return _share(width - masses, wide, f"{wide} aggregates of values, beside {masses} masses")
+    return _share(width - masses, wide, f"{wide} aggregates of values ({masses} masses excluded)")
 
 
 def _widened(features: nn.Module | None, dim_in: int, width: int) -> nn.Module | None:
-    """Features that put out `width` numbers for each element."""
+    """Extend features to output `width` numbers for each element."""
     if dim_in == width:
         return features
     last = nn.Linear(dim_in, width)
@@ -354,9 +354,9 @@ def _widened(features: nn.Module | None, dim_in: int, width: int) -> nn.Module |
 
 
 @contextmanager
-def _cancelling(expected: bool) -> Iterator[None]:
-    """No warning that attention cancels where that is what the settings are there to show."""
+def _ignore_cancelled_attention(ignore: bool) -> Iterator[None]:
+    """Suppress the warning that attention cancels if the experiment is about that."""
     with warnings.catch_warnings():
-        if expected:
+        if ignore:
             warnings.simplefilter("ignore", setfold.CancelledAttentionWarning)
         yield

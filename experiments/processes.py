@@ -1,4 +1,4 @@
-"""What models run on: a device, and the processes that torchrun started to train together."""
+"""Device, precision and processes of a training, including groups started by torchrun."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from setfold.core.locks import hold
 
 
 class _Mixed(MixedPrecision):
-    """Mixed precision that leaves inputs as they are: coordinates need all their bits."""
+    """Mixed precision that does not convert inputs: coordinates need full precision."""
 
     def convert_input(self, data: Any) -> Any:
         return data
 
 
-DEVICES: dict[str, Callable[[], bool]] = {  # the best first, and whether it is there
+DEVICES: dict[str, Callable[[], bool]] = {  # is it available? fastest device first
     "cuda": torch.cuda.is_available,
     "mps": torch.backends.mps.is_available,
     "cpu": lambda: True,
@@ -42,17 +42,17 @@ PRECISIONS: dict[str, Callable[[str], Precision]] = {
 
 
 def launch(device: str = "auto", precision: str = "32-true", threads: int | None = None) -> Fabric:
-    """What runs a model: on a device, alone or, under torchrun, together with other processes.
+    """Set up Fabric on a device, alone or, under torchrun, with other processes.
 
     Args:
         device: "auto", "cpu", "cuda" or "mps".
         precision: "32-true" or "bf16-mixed".
-        threads: of torch on the CPU; None for its own choice.
+        threads: number of CPU threads of torch; None for torch's default.
     """
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
     here = [name for name, available in DEVICES.items() if available()]
     if device not in ("auto", *here):
-        raise InputError(f"there is no device {device!r}; there are {', '.join(here)}, auto.")
+        raise InputError(f"no device {device!r}; available: {', '.join(here)}, auto.")
     if precision not in PRECISIONS:
         raise InputError(f"precision must be one of {', '.join(PRECISIONS)}; got {precision!r}.")
     device = here[0] if device == "auto" else device
@@ -65,20 +65,20 @@ def launch(device: str = "auto", precision: str = "32-true", threads: int | None
         devices=on_this_node,
         num_nodes=on_all // on_this_node,
         plugins=PRECISIONS[precision](device),
-        strategy="auto" if on_all == 1 else _together(),
+        strategy="auto" if on_all == 1 else _distributed(),
     )
     fabric.launch()
     return fabric
 
 
-def _together() -> DDPStrategy:
-    # Parameters without gradient are to be expected: where attention cancels, slots have none. And
-    # the others wait for the first process, which validates and measures, for as long as it takes.
+def _distributed() -> DDPStrategy:
+    # Slots have no gradient where attention cancels, so unused parameters are expected. The long
+    # timeout is for processes that wait while the first one validates and measures.
     return DDPStrategy(timeout=timedelta(days=1), find_unused_parameters=True)
 
 
 def circumstances(fabric: Fabric, precision: str) -> Circumstances:
-    """Those of this process, and of the others that it works with."""
+    """Return code, versions and machine of this process and its group."""
     device = fabric.device
     machine = records.cpu() | {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
@@ -91,7 +91,7 @@ def circumstances(fabric: Fabric, precision: str) -> Circumstances:
 
 @contextmanager
 def hold_together(fabric: Fabric, path: Path) -> Iterator[bool]:
-    """Like `hold` without waiting, by the first process for all of a group."""
+    """Acquire a lock without waiting, in the first process on behalf of the group."""
     if fabric.is_global_zero:
         with hold(path, wait=False) as held:
             yield fabric.broadcast(held)
@@ -100,7 +100,7 @@ def hold_together(fabric: Fabric, path: Path) -> Iterator[bool]:
 
 
 def mean_of(fabric: Fabric, value: float) -> float:
-    """The mean of a number over all processes."""
+    """Return the mean of a number over all processes."""
     if fabric.world_size == 1:
         return value
     mean = fabric.all_reduce(torch.tensor(value, dtype=torch.float64, device=fabric.device))

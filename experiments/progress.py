@@ -1,4 +1,4 @@
-"""What a training tells while it runs: a bar or lines, history.csv, TensorBoard."""
+"""Progress of a training: a progress bar or log lines, history.csv and TensorBoard."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from setfold.core.persist import write_atomically
 
-FIRST_LINE, NEXT_LINES = 10.0, 60.0  # seconds between lines where there is no terminal
+FIRST_LINE, NEXT_LINES = 10.0, 60.0  # seconds until the first and between later log lines
 
 
 class Display(AbstractContextManager["Display"]):
-    """A bar on a terminal; elsewhere a line now and then, so that a log stays readable.
+    """A progress bar on a terminal; otherwise a line per minute, so that logs stay readable.
 
     Args:
-        console: where to; a quiet one shows nothing.
-        epochs: of the training.
-        done: how many of them are done.
+        console: where to print; a quiet console shows nothing.
+        epochs: number of epochs of the training.
+        done: number of epochs that are done.
     """
 
     def __init__(self, console: Console, epochs: int, done: float) -> None:
@@ -51,7 +51,7 @@ class Display(AbstractContextManager["Display"]):
         self.bar.stop()
 
     def show(self, epoch: float, numbers: dict[str, float]) -> None:
-        """Tell how far it is, and how it goes."""
+        """Show the epoch and some metrics."""
         text = "  ".join(f"{name} {value:.4g}" for name, value in numbers.items())
         self.bar.update(self.task, completed=epoch, description=text)
         now = time.monotonic()
@@ -64,7 +64,7 @@ class Display(AbstractContextManager["Display"]):
 
 
 def duration(seconds: float) -> str:
-    """A duration for people.
+    """Format a duration.
 
     >>> duration(42), duration(600), duration(9000)
     ('42 s', '10 min', '2.5 h')
@@ -75,12 +75,12 @@ def duration(seconds: float) -> str:
 
 
 class Log:
-    """Writes a training's history to history.csv and, where it is installed, to TensorBoard.
+    """Writes a training's history to history.csv and, if installed, to TensorBoard.
 
     Args:
-        folder: of the training.
-        history: what was noted before the training was resumed.
-        step: at which it is resumed.
+        folder: folder of the training.
+        history: history before the training was resumed.
+        step: step at which the training is resumed.
     """
 
     def __init__(self, folder: Path, history: dict[str, list[float]], step: int) -> None:
@@ -90,11 +90,11 @@ class Log:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             self.writer = None
-        else:  # without what was noted after the checkpoint from which the training is resumed
+        else:  # discard entries that are newer than the checkpoint
             self.writer = SummaryWriter(folder / "tensorboard", purge_step=step + 1)
 
     def note(self, history: dict[str, list[float]], step: int) -> None:
-        """Write down a history that has one more entry, made at a step."""
+        """Write a history that has one more entry, from this step."""
         self._write(history)
         if self.writer is not None:
             for name, values in history.items():
@@ -102,7 +102,7 @@ class Log:
             self.writer.flush()
 
     def close(self) -> None:
-        """End the log."""
+        """Close the log."""
         if self.writer is not None:
             self.writer.close()
 
@@ -111,5 +111,5 @@ class Log:
         rows = csv.writer(text, lineterminator="\n")
         rows.writerow(history)
         rows.writerows(zip(*history.values(), strict=True))
-        # Whole each time: it is short, and a resumed training mends what ran ahead of its checkpoint.
+        # Rewritten each time: it is short, and this drops entries newer than the checkpoint.
         write_atomically(self.folder / "history.csv", text.getvalue().encode())

@@ -1,12 +1,12 @@
-"""READ FIRST: what an experiment is made of.
+"""The building blocks of an experiment. Read this file first.
 
-    Task      data, model, loss and metric of one problem; tasks/ has one file for each
-    Training  a task fitted once: with one seed, for so many epochs, at such a rate
-    Run       one point of a table or a curve: what is trained, and what is then measured
-    Recipe    all runs behind one table or figure of the paper; recipes/ has one file for each
+    Task      data, model, loss and metric of one problem; one module per task in tasks/
+    Training  one fit of a task: seed, epochs, learning rate
+    Run       one point of a table or curve: a training and a measurement
+    Recipe    all runs behind one table or figure; one module per recipe in recipes/
 
-All of them are frozen dataclasses, so that a variant is `dataclasses.replace(...)`, settings can be
-written into a record, and two recipes that ask for the same training share it.
+All are frozen dataclasses. So `dataclasses.replace(...)` makes a variant, settings can be written
+to a record, and recipes that need the same training share it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-if TYPE_CHECKING:  # torch takes seconds to import, and --help should not wait for it
+if TYPE_CHECKING:  # importing torch takes seconds, and --help should be fast
     from torch import Tensor, nn
 
     from experiments.records import Record
@@ -33,42 +33,52 @@ Metrics = dict[str, float | list[float] | str]
 class Size(StrEnum):
     """How much of an experiment to run."""
 
-    SMOKE = "smoke"  # seconds, on made-up data
-    SMALL = "small"  # minutes on two cores, on real data: the numbers of RESULTS.md
-    PAPER = "paper"  # the paper's own setting, for a GPU
+    SMOKE = "smoke"  # seconds, on synthetic data
+    SMALL = "small"  # minutes on two cores, on real data: the numbers in RESULTS.md
+    PAPER = "paper"  # the paper's settings, for a GPU
+
+
+class Outcome(StrEnum):
+    """Whether the paper's claim holds; the value is a heading in RESULTS.md."""
+
+    HOLDS = "Holds"
+    WITH_SLOTS_APART = "Holds only with slots apart"
+    PARTLY = "Holds in part"
+    FAILS = "Does not hold"
+    BEYOND = "Baselines from another paper"
 
 
 @dataclass(frozen=True)
 class Task(ABC):
-    """One problem. Fields of subclasses are all that decides data and model.
+    """One problem. The fields of a subclass determine data and model completely.
 
-    Whatever is random draws from torch's global generator, which the training loop seeds anew for
-    every step: so a run that is resumed goes on as if it had never stopped.
+    Random numbers come from torch's global generator. The training loop seeds it before every step,
+    so a resumed run continues exactly where it was interrupted.
     """
 
-    metric: ClassVar[str]  # of `evaluate`: decides which weights are kept
+    metric: ClassVar[str]  # key of `evaluate`'s result that selects the best weights
     larger_is_better: ClassVar[bool]
 
-    made_up: bool = field(default=False, kw_only=True)  # the data's small double, for smoke runs
+    made_up: bool = field(default=False, kw_only=True)  # use small synthetic data, for smoke runs
 
     @abstractmethod
     def items(self) -> int:
-        """How many training items there are in an epoch."""
+        """Return the number of training items in an epoch."""
 
     @abstractmethod
     def build(self) -> nn.Module:
-        """The model, untrained."""
+        """Build the untrained model."""
 
     @abstractmethod
     def batch(self, items: Tensor) -> Any:
-        """What `loss` needs of some training items (B,): tensors, on the CPU."""
+        """Return the input of `loss` for training items (B,): tensors on the CPU."""
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """The loss of a batch, a mean over its items.
+        """Return the mean loss over the items of a batch.
 
-        The model is wrapped for several processes and mixed precision: call it, once, and reach for
-        nothing else of it. What a loss needs beyond one forward pass belongs into `forward`.
+        The model is wrapped for several processes and mixed precision: call it exactly once and do
+        not use its attributes. Put everything beyond one forward pass into `forward`.
         """
 
     @abstractmethod
@@ -87,18 +97,18 @@ class Schedule:
     factor: float = 0.1
 
     def at(self, progress: float) -> float:
-        """The multiplier when this fraction of the training is done."""
+        """Return the multiplier after this fraction of the training."""
         return self.factor ** sum(progress >= milestone for milestone in self.milestones)
 
 
 @dataclass(frozen=True)
 class Cosine:
-    """Warms the learning rate up linearly, then lets it fall along half a cosine to zero."""
+    """Linear warm-up of the learning rate, then cosine decay to zero."""
 
     warmup: float = 0.05
 
     def at(self, progress: float) -> float:
-        """The multiplier when this fraction of the training is done."""
+        """Return the multiplier after this fraction of the training."""
         if progress < self.warmup:
             return progress / self.warmup
         return 0.5 * (1 + math.cos(math.pi * (progress - self.warmup) / (1 - self.warmup)))
@@ -106,20 +116,20 @@ class Cosine:
 
 @dataclass(frozen=True)
 class Training(Generic[TaskT]):
-    """A task fitted once. The defaults are the paper's.
+    """One fit of a task. The defaults are the paper's.
 
     Args:
-        task: what is learned.
-        epochs: times that every training item is seen.
-        batch_size: items in a step, over all processes.
+        task: the task to learn.
+        epochs: number of passes over the training items.
+        batch_size: items per step, over all processes.
         rate: learning rate of Adam.
-        weight_decay: added to the gradient, as Adam has it.
-        schedule: of the learning rate.
-        clip: largest norm of the gradient; None for any.
-        validations: how often the model is validated; the best weights are kept.
-        patience: validations without improvement after which training stops; None to go on.
-        seed: of the initial weights and all that is drawn.
-        start: another training of a model of the same shape, whose weights this one begins with.
+        weight_decay: L2 penalty of Adam.
+        schedule: learning rate schedule.
+        clip: largest gradient norm; None to disable clipping.
+        validations: number of validations; the best weights are kept.
+        patience: validations without improvement before early stopping; None to disable it.
+        seed: seed of the initial weights and of all random draws.
+        start: training of a model of the same shape; its weights are the initial weights.
     """
 
     task: TaskT
@@ -136,7 +146,7 @@ class Training(Generic[TaskT]):
 
     @property
     def key(self) -> str:
-        """A name for the weights that come of this, the same for equal settings."""
+        """Hash of the settings; equal settings have the same key."""
         text = json.dumps(settings_of(self), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -146,11 +156,11 @@ class Run:
     """One point of a table or a curve.
 
     Args:
-        method: whose it is, as tables and figures name it (see style.METHODS).
-        training: what is trained first; None where nothing is.
-        measure: what is then measured; gets the trained model in eval mode (None without training).
+        method: name of the method in tables and figures (see style.METHODS).
+        training: training to run first; None if there is nothing to train.
+        measure: function of the trained model in eval mode (None without training).
         settings: what distinguishes this run from others of the method, such as {"points": 100}.
-        seed: of the run, for those without training.
+        seed: seed of the run, used by runs without training.
     """
 
     method: str
@@ -165,19 +175,22 @@ class Recipe:
     """The runs behind one table or figure.
 
     Args:
-        number: its place in RESULTS.md.
-        name: as the command line has it.
-        title: as RESULTS.md has it.
-        claim: what the paper says, in its own sense, and its numbers where it gives some; the first
-            sentence stands for it in the table at a glance.
-        runs: the runs of a size with a seed.
-        seeds: how many seeds each size is run with.
-        section: draws the figure and sets the table, from the records of one size.
-        headline: our result in one line, from the same records; stands in the recipe's docstring.
-        verdict: does the claim hold here, and why: the paragraph that RESULTS.md prints.
-        cut: what the small size leaves out against the paper.
-        minutes: cost of the small size on two cores: as seen, or estimated before it was run.
-        holds: the verdict in a word or a few, such as "yes" or "only with slots apart".
+        number: position in RESULTS.md.
+        name: name on the command line.
+        title: heading in RESULTS.md.
+        claim: what the paper claims, with its numbers if it gives any.
+        runs: function of size and seed that returns the runs.
+        section: function of the records of one size that makes tables and figures.
+        headline: function of the same records that returns the result in one line; the recipe's
+            docstring repeats it.
+        verdict: whether the claim holds and why; a paragraph of RESULTS.md.
+        cut: differences of size "small" from the paper's setup.
+        minutes: run time of size "small" on two cores, measured or estimated.
+        holds: the verdict in a few words, such as "yes" or "only with slots apart".
+        outcome: group of the recipe in the summary of RESULTS.md; None if it has not been run.
+        summary: one to three sentences for the summary of RESULTS.md; may only use numbers that the
+            recipe's tables contain.
+        seeds: number of seeds for each size.
     """
 
     number: int
@@ -191,21 +204,23 @@ class Recipe:
     cut: str
     minutes: float
     holds: str = "open"
+    outcome: Outcome | None = None
+    summary: str = ""
     seeds: Mapping[Size, int] = field(
         default_factory=lambda: {Size.SMOKE: 1, Size.SMALL: 3, Size.PAPER: 3}
     )
 
 
 def as_json(value: Any) -> Any:
-    """The settings as they are when read from a record."""
+    """Return the settings as they appear in a record."""
     return json.loads(json.dumps(settings_of(value)))
 
 
 def settings_of(value: Any) -> Any:
-    """A frozen dataclass as plain data for JSON, with the names of classes.
+    """Convert a frozen dataclass to plain data for JSON, with class names.
 
-    What is None is left out: it is not there. So an option that comes later, and is None where nobody
-    asks for it, leaves the settings of older records as they are.
+    Fields that are None are left out. So adding an option with default None does not change the
+    settings of older records.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: settings_of(getattr(value, f.name)) for f in dataclasses.fields(value)}

@@ -1,6 +1,6 @@
-"""What a run leaves behind: its numbers, and all that is needed to get them again.
+"""Records of runs: the measured numbers and everything needed to reproduce them.
 
-Records are JSON lines, one file for each recipe.
+Records are stored as JSON lines, one file per recipe.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ ROOT = Path(__file__).parent.parent
 
 @dataclass(frozen=True)
 class Circumstances:
-    """In what a number came about.
+    """The code, versions and machine that produced a number.
 
     Args:
-        commit: of the code; with a "+" if it had been changed since, "unknown" without git. Several
-            if other code went on with the work: "abc, def".
-        versions: of Python and of what matters among the packages.
+        commit: git commit of the code, with a "+" if there were local changes; "unknown" without
+            git. Several commits ("abc, def") if another commit resumed the work.
+        versions: versions of Python and the relevant packages.
         machine: processor, device, precision, threads and processes.
     """
 
@@ -41,7 +41,7 @@ class Circumstances:
     machine: dict[str, str | int]
 
     def then(self, commit: str) -> Circumstances:
-        """Those of work that goes on with the code of a commit, if it is another.
+        """Add a commit that resumes the work, if it is a different one.
 
         >>> begun = Circumstances("abc", {}, {})
         >>> begun.then("def").commit, begun.then("abc").commit
@@ -53,24 +53,24 @@ class Circumstances:
 
 @dataclass(frozen=True)
 class Record:
-    """What a run leaves behind.
+    """The result of a run.
 
     Args:
-        recipe: its name.
+        recipe: name of the recipe.
         size: "smoke", "small" or "paper".
-        method: as tables and figures name it.
-        settings: what distinguishes the run from others of the method.
-        seed: of the run.
-        metrics: what was measured.
-        history: epoch, loss and validation metric of the training; empty without one.
-        training: settings of the training, None without one.
-        parameters: of the model, None without one.
-        command: makes this record again.
-        commit: of the code that trained, or that measured where nothing is trained.
-        versions: at the same time; see Circumstances.
-        machine: at the same time.
-        seconds: that training and measuring took.
-        finished: when, in UTC.
+        method: name of the method in tables and figures.
+        settings: settings that distinguish the run from others of the method.
+        seed: seed of the run.
+        metrics: measured values.
+        history: epoch, loss and validation metric of the training; empty without training.
+        training: settings of the training; None without training.
+        parameters: number of model parameters; None without a model.
+        command: command that reproduces this record.
+        commit: commit that trained the model, or that measured if there is no training.
+        versions: package versions of the training; see Circumstances.
+        machine: machine of the training; see Circumstances.
+        seconds: time for training and measuring.
+        finished: end of the run, in UTC.
     """
 
     recipe: str
@@ -91,14 +91,14 @@ class Record:
 
     @property
     def identity(self) -> tuple[str, str, str, int]:
-        """What it is a record of; of two with the same identity the newer one counts."""
+        """Key of the run; a newer record replaces an older one with the same key."""
         return self.size, self.method, json.dumps(self.settings, sort_keys=True), self.seed
 
 
 def write(record: Record, folder: Path) -> None:
-    """Put a record into its recipe's file, in place of an older one of the same run.
+    """Write a record to its recipe's file; it replaces an older record of the same run.
 
-    Other processes may do the same at the same time.
+    Safe to call from several processes at the same time.
     """
     with hold(folder / f".{record.recipe}.lock", wait=True):
         records = {old.identity: old for old in read(folder, record.recipe)}
@@ -108,7 +108,7 @@ def write(record: Record, folder: Path) -> None:
 
 
 def read(folder: Path, recipe: str) -> list[Record]:
-    """The records of a recipe, none if there is no file."""
+    """Read the records of a recipe; returns an empty list if there is no file."""
     path = _path(folder, recipe)
     if not path.exists():
         return []
@@ -127,13 +127,13 @@ def _record(line: str, place: str) -> Record:
         return Record(**json.loads(line))
     except (ValueError, TypeError) as error:
         raise FileError(
-            f"{place} is no record ({error}). Remove the line and run the recipe again."
+            f"{place} is not a valid record ({error}). Remove the line and run the recipe again."
         ) from error
 
 
-@cache  # the code that runs is that of the beginning, whatever is committed meanwhile
+@cache  # this process runs the code from its start, even if there are new commits later
 def commit() -> str:
-    """The commit of the code; with a "+" if it was changed since, "unknown" without git."""
+    """Return the git commit, with a "+" if there are local changes; "unknown" without git."""
     try:
         head = _git("rev-parse", "HEAD")
         changes = _git("status", "--porcelain", "--", ".", ":!results", ":!RESULTS.md")
@@ -150,7 +150,7 @@ def _git(*arguments: str) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of the packages that numbers may depend on."""
+    """Return the versions of Python and of the packages that affect the numbers."""
     packages = ("torch", "numpy", "lightning-fabric")
     return {"python": platform.python_version(), "setfold": setfold.__version__} | {
         package: metadata.version(package) for package in packages
@@ -158,7 +158,7 @@ def versions() -> dict[str, str]:
 
 
 def cpu() -> dict[str, str | int]:
-    """The processor, and how many cores it shows."""
+    """Return the name of the processor and the number of cores."""
     information = Path("/proc/cpuinfo")
     lines = information.read_text().splitlines() if information.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

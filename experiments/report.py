@@ -1,4 +1,4 @@
-"""RESULTS.md and its figures, from the records alone; and what recipes set their tables with.
+"""Make RESULTS.md and its figures from the records; helpers for the recipes' tables.
 
 values = report.grid(records, "accuracy", "method", "points")  # {method: {points: [seeds]}}
 rows = [[method, *line.values()] for method, line in values.items()]
@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median, stdev
+from textwrap import fill
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -21,7 +22,7 @@ from matplotlib.figure import Figure
 from experiments import records as record_files
 from experiments import style
 from experiments.progress import duration
-from experiments.recipe import Recipe, Size, as_json
+from experiments.recipe import Outcome, Recipe, Size, as_json
 from experiments.records import Record
 from setfold import InputError
 from setfold.core.persist import write_atomically
@@ -29,12 +30,12 @@ from setfold.core.persist import write_atomically
 
 @dataclass(frozen=True)
 class Section:
-    """What a recipe makes of its records.
+    """Tables and figures that a recipe makes from its records.
 
     Args:
-        table: Markdown.
-        figures: by name; "" for the only or the first one.
-        notes: Markdown below the figures, such as what they show.
+        table: Markdown tables.
+        figures: figures by name; "" for the only or the first one.
+        notes: Markdown below the figures that explains tables and figures.
     """
 
     table: str
@@ -46,21 +47,21 @@ class Section:
 
 
 def metric(records: Sequence[Record], name: str) -> list[float]:
-    """One number of each record."""
+    """Return one metric of each record."""
     found = [record.metrics.get(name) for record in records]
     for record, value in zip(records, found, strict=True):
         if not isinstance(value, int | float):
             raise KeyError(
                 f"expected a number {name!r} among the metrics of {record.recipe}, "
-                f"{record.method}; there are {sorted(record.metrics)}, and this is {value!r}."
+                f"{record.method}; got {value!r}. Available metrics: {sorted(record.metrics)}."
             )
-    return found  # type: ignore[return-value]  # the loop has seen to it
+    return found  # type: ignore[return-value]  # checked in the loop
 
 
 def by(records: Sequence[Record], *names: str) -> dict[tuple[Any, ...], list[Record]]:
-    """Records by method, by seed or by what their settings have under a name.
+    """Group records by "method", "seed" or the name of a setting.
 
-    Methods come in the order of style.METHODS, the rest sorted.
+    Methods are in the order of style.METHODS, everything else is sorted.
     """
     groups: dict[tuple[Any, ...], list[Record]] = {}
     for record in sorted(records, key=lambda record: record.seed):
@@ -79,14 +80,14 @@ def _setting(record: Record, name: str) -> Hashable:
     found = {"method": record.method, "seed": record.seed, **record.settings}
     if name not in found:
         raise KeyError(
-            f"records of {record.recipe}, {record.method} cannot be told apart by {name!r}; "
+            f"cannot group records of {record.recipe}, {record.method} by {name!r}; "
             f"expected one of {sorted(found)}."
         )
     return found[name]
 
 
 def grid(records: Sequence[Record], name: str, outer: str, inner: str) -> dict[Any, dict[Any, Any]]:
-    """A metric over seeds, {outer: {inner: [values]}}: for style.curves, bars, dots and tables."""
+    """Return {outer: {inner: [metric of each seed]}}, for tables and style.curves, bars, dots."""
     values: dict[Any, dict[Any, list[float]]] = {}
     for (row, column), group in by(records, outer, inner).items():
         values.setdefault(row, {})[column] = metric(group, name)
@@ -96,7 +97,7 @@ def grid(records: Sequence[Record], name: str, outer: str, inner: str) -> dict[A
 def traces(
     records: Sequence[Record], y: str, x: str = "epoch"
 ) -> dict[str, dict[float, list[float]]]:
-    """Lists of metrics or of the history over seeds, {method: {x: [values]}}: for style.curves."""
+    """Return {method: {x: [value of each seed]}} of list metrics or histories."""
     lines: dict[str, dict[float, list[float]]] = {}
     for (method,), group in by(records, "method").items():
         line = lines.setdefault(method, {})
@@ -108,12 +109,12 @@ def traces(
 
 
 def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
-    """Mean and standard deviation of a sample; None for a single value."""
+    """Return mean and sample standard deviation; None instead of the latter for a single value."""
     return fmean(values), stdev(values) if len(values) > 1 else None
 
 
 def summary(values: Sequence[float], digits: int = 4) -> str:
-    """Mean and standard deviation over seeds, as tables have them.
+    """Format mean and standard deviation over seeds for a table.
 
     >>> summary([0.85, 0.86, 0.87], digits=3), summary([2.0], digits=1)
     ('0.860 ± 0.010', '2.0')
@@ -135,14 +136,14 @@ def table(
     digits: int = 4,
     best: Callable[[Iterable[float]], float] | None = None,
 ) -> str:
-    """A Markdown table; columns of numbers are aligned to the right.
+    """Format a Markdown table; columns of numbers are right-aligned.
 
     Args:
-        headers: of the columns.
-        rows: cells: text, a whole number, a number, values over seeds, None for nothing.
-        digits: after the point, of all but whole numbers.
-        best: `max` or `min`, for the best values over seeds of each column in bold. Single
-            numbers, such as the paper's, do not compete.
+        headers: column headers.
+        rows: cells: text, an int, a float, values over seeds, or None for an empty cell.
+        digits: digits after the decimal point, except for ints.
+        best: `max` or `min` to set the best value over seeds of each column in bold. Single
+            numbers, such as the paper's, do not count.
 
     >>> print(table(["", "error"], [["paper", 0.5], ["ours", [0.25, 0.75]]], digits=2, best=min))
     | | error |
@@ -152,7 +153,7 @@ def table(
     """
     for row in rows:
         if len(row) != len(headers):
-            raise ValueError(f"expected {len(headers)} cells, as there are headers; got {row!r}.")
+            raise ValueError(f"expected {len(headers)} cells, one per header; got {row!r}.")
     columns = [_column(cells, digits, best) for cells in zip(*rows, strict=True)]
     rules = ["---:" if all(map(_NUMBER.fullmatch, cells)) else "---" for cells in columns]
     lines = [headers, *zip(*columns, strict=True)]
@@ -186,59 +187,70 @@ def _cell(cell: Cell, digits: int) -> str:
 
 # ---- the page ------------------------------------------------------------------------------------
 
+COLUMNS = 100  # width of prose; tables may be wider
+
 _INTRODUCTION = """\
 # Results
 
-The paper's experiments, and some beyond it, at the size `{size}`. All numbers and figures are made
-from the records in [results/records](results/records) by `python -m experiments report`."""
+We reproduce the experiments of *Mini-Batch Consistent Slot Set Encoder for Scalable Set Encoding*
+(NeurIPS 2021) at reduced size, and add some. Two variants of the Slot Set Encoder (SSE) have the
+same encoding size. **As printed** follows the paper's text and pools the slots into one vector.
+**Slots apart** concatenates the slots, for example 8 slots of 8 dimensions for 64 dimensions.
+Negative log-likelihood (NLL) is in nats per dimension; lower is better. Numbers are means over
+seeds. `python -m experiments report` generates this page from [results/records](results/records);
+each section lists the command that made its records."""
 
 _READING = """\
-## How to read
+## How to read the sections
 
-- *As printed* follows the paper's text, which pools the slots into one vector. An element's weights
-  add up to one over the slots, so attention cancels where slots that hold sums or means are summed
-  or averaged. *Slots apart* has as many dimensions, but spreads them over the slots: for 64, say,
-  8 slots of 8.
-- *±* is the standard deviation over seeds. In figures, lines, markers and bars are means over
-  seeds; bands and whiskers reach from the lowest seed to the highest.
-- *Wide slots* read more numbers than their share, and a linear layer makes as many dimensions of
-  them as the others have; *SSE → Set Transformer* lets a Set Transformer do that. Both still fold
-  in one pass. Each section lists parameters and time, which differ between methods.
-- Weights, rates and all other choices were made on a validation split. Where they began, at
-  settings that are known from earlier short runs, the test split had been looked at.
-- *Holds?* is whether the paper's claim holds in our setting. Each section says what was cut
-  against the paper's."""
+- **As printed** often loses the effect of attention. The attention weights of an element sum to one
+  over the slots. So if slots hold sums or means and are then summed or averaged, attention cancels.
+- **±** is the standard deviation over seeds. In figures, lines, markers and bars show the mean over
+  seeds; bands and whiskers show the range from the lowest to the highest seed. In tables, the best
+  value of each column is bold.
+- **Deep Sets** is the element-wise form without message passing, which streams. The aggregate is
+  the mean unless the name says otherwise. **PMA** is the Set Transformer's attention pooling
+  without the self-attention layers before it. **ISAB** is its self-attention through inducing
+  points.
+- **Wide slots** have more dimensions than their share of the encoding; a linear layer maps their
+  concatenation to the encoding size. **SSE → Set Transformer** applies a Set Transformer to the
+  slots instead. Both still need one pass only.
+- **Slots attended**: the decoder attends to the slots instead of reading one vector.
+- Each section lists parameters and run time, which differ between methods.
+- Weights, learning rates and all other choices were selected on a validation split. The starting
+  point of this tuning came from earlier short runs that had used the test split.
+- **Does it hold?** refers to the paper's claim in our setting. Each section lists the differences
+  from the paper's setup."""
 
 
 def render(
     recipes: Sequence[Recipe], records: Mapping[str, Sequence[Record]], size: Size = Size.SMALL
 ) -> tuple[str, dict[str, Figure]]:
-    """The text of RESULTS.md, and the figures by the names of their files in results/.
+    """Return the text of RESULTS.md, and the figures by their file names in results/.
 
     Args:
-        recipes: in the order of the page.
-        records: by the recipes' names; those of other sizes, and of incomplete seeds, are left out.
-        size: whose results are shown; the recipes' verdicts are about the small one, and left out
-            for others.
+        recipes: recipes in the order of the page.
+        records: records by recipe name; other sizes and incomplete seeds are ignored.
+        size: size to report. Verdicts were written for size "small" and are left out for others.
     """
     found = {one.name: complete(one, records.get(one.name, ()), size) for one in recipes}
     figures: dict[str, Figure] = {}
-    parts = [_INTRODUCTION.format(size=size), _glance(recipes, found, size), _READING]
-    parts.append(_circumstances([one for several in found.values() for one in several]))
+    parts = [_INTRODUCTION, _summary(recipes, found, size), _READING]
+    parts.append(_provenance([one for several in found.values() for one in several], size))
     for recipe in recipes:
         parts.append(f'<a id="{recipe.name}"></a>\n\n## {recipe.number}. {recipe.title}')
-        parts.append(f"**The paper.** {_flat(recipe.claim)}")
+        parts.append(_wrap(f"**Claim.** {recipe.claim}"))
         if found[recipe.name]:
-            parts.extend(_told(recipe, found[recipe.name], size, figures))
+            parts.extend(_paragraphs(recipe, found[recipe.name], size, figures))
         else:
-            parts.append(f"Not run yet: `{_command(recipe, size)}`.")
+            parts.append(f"Not run yet: `{_command(recipe, size)}`")
     return "\n\n".join(part for part in parts if part) + "\n", figures
 
 
 def complete(recipe: Recipe, records: Sequence[Record], size: Size) -> list[Record]:
-    """The records of those seeds of which all runs are there: half a comparison is none.
+    """Return the records of all seeds whose runs are complete; the other seeds are ignored.
 
-    A record that was trained with other settings than the recipe has now is of another run.
+    A record counts only if its training has the settings that the recipe has now.
     """
     found = []
     for seed in sorted({one.seed for one in records}):
@@ -256,42 +268,47 @@ def complete(recipe: Recipe, records: Sequence[Record], size: Size) -> list[Reco
 def write(
     recipes: Sequence[Recipe], records_folder: Path, out: Path, size: Size = Size.SMALL
 ) -> list[Path]:
-    """Write RESULTS.md and results/*.png into a folder, each file whole or not at all.
+    """Write RESULTS.md and results/*.png to a folder; each file is written atomically.
 
     Returns:
-        What was written.
+        The paths of the files.
     """
     records = {recipe.name: record_files.read(records_folder, recipe.name) for recipe in recipes}
     if not any(complete(recipe, records[recipe.name], size) for recipe in recipes):
         raise InputError(
-            f"there is nothing to report: {records_folder} has no seed of size {size} of which all "
-            "runs are recorded. Name the folder that `run` has named, or run a recipe."
+            f"nothing to report: {records_folder} contains no complete seed of size {size}. Pass "
+            "the folder that `run` printed as --records, or run a recipe first."
         )
     text, figures = render(recipes, records, size)
     contents = {out / "results" / name: style.png(figure) for name, figure in figures.items()}
-    contents[out / "RESULTS.md"] = text.encode()  # last, so that it never shows what is not there
+    contents[out / "RESULTS.md"] = text.encode()  # last: it must not refer to missing figures
     (out / "results").mkdir(parents=True, exist_ok=True)
     for path, content in contents.items():
         write_atomically(path, content)
     return list(contents)
 
 
-def _glance(recipes: Sequence[Recipe], records: Mapping[str, Sequence[Record]], size: Size) -> str:
-    rows: list[list[Cell]] = []
+def _summary(recipes: Sequence[Recipe], records: Mapping[str, Sequence[Record]], size: Size) -> str:
+    """List the results in a few lines each, grouped by whether the paper's claims hold."""
+    groups: dict[str, list[str]] = {outcome: [] for outcome in Outcome}
     for recipe in recipes:
-        mine = records[recipe.name]
-        here = recipe.headline(mine) if mine else "not run yet"
-        holds = recipe.holds if mine and size is Size.SMALL else None
-        claim = re.split(r"(?<=[.!?])\s+(?=[A-Z])", _flat(recipe.claim))[0]  # the first sentence
-        rows.append([recipe.number, f"[{recipe.title}](#{recipe.name})", claim, here, holds])
-    headers = ["#", "experiment", "the paper", "here", "holds?"]
-    return f"## At a glance\n\n{table(headers, rows)}"
+        found = records[recipe.name]
+        if not found:
+            group, text = "Not run yet", f"{recipe.title}."
+        elif size is Size.SMALL and recipe.outcome is not None:
+            group, text = recipe.outcome, recipe.summary
+        else:
+            group, text = "Measured", f"{recipe.title}: {recipe.headline(found)}."
+        line = f"- {text} [§{recipe.number}](#{recipe.name})"
+        groups.setdefault(group, []).append(_wrap(line, "  "))
+    listed = ["\n".join([f"**{name}**", "", *lines]) for name, lines in groups.items() if lines]
+    return "\n\n".join(["## Summary", *listed])
 
 
-def _told(
+def _paragraphs(
     recipe: Recipe, records: Sequence[Record], size: Size, figures: dict[str, Figure]
 ) -> list[str]:
-    """The paragraphs of a recipe that was run; adds its figures."""
+    """Return the paragraphs of a recipe with records, and add its figures to `figures`."""
     section = recipe.section(records)
     pictures = []
     for name, figure in section.figures.items():
@@ -300,58 +317,65 @@ def _told(
         about = f"{recipe.title}: {name}" if name else recipe.title
         pictures.append(f"![{about}](results/{file})")
     holds = recipe.holds[:1].upper() + recipe.holds[1:]
-    verdict = [f"**Holds? {holds}.** {_flat(recipe.verdict)}", f"**Cut.** {_flat(recipe.cut)}"]
+    verdict = [
+        f"**Does it hold? {holds}.** {recipe.verdict}",
+        f"**Differences from the paper's setup.** {recipe.cut}",
+    ]
     return [
-        f"**Here.** {_flat(recipe.headline(records))}",
+        _wrap(f"**Measured.** {recipe.headline(records)}."),
         section.table,
         *pictures,
         section.notes,
+        *(map(_wrap, verdict) if size is Size.SMALL else []),
         _costs(records),
-        *(verdict if size is Size.SMALL else []),
-        f"**Settings.** {_settings(records)}. Run it: `{_command(recipe, size)}`.",
+        _wrap(f"**Settings.** {_settings(records)}."),
+        f"**Command.** `{_command(recipe, size)}`",
     ]
 
 
 def _costs(records: Sequence[Record]) -> str:
-    """What each method has in parameters, and takes in time."""
+    """Make a table of each method's parameters and run time."""
     rows = []
     for (method,), own in by(records, "method").items():
         sizes = {one.parameters for one in own if one.parameters is not None}
         if sizes:
             time = duration(median(one.seconds for one in own))
-            rows.append([method, _several(sizes), time])
-    return table(["", "parameters", "time of a run, median"], rows) if rows else ""
+            rows.append([method, _distinct(sizes), time])
+    return table(["method", "parameters", "median time per run"], rows) if rows else ""
 
 
 def _settings(records: Sequence[Record]) -> str:
-    """What the runs were made with, in brief."""
+    """Summarise the settings of the runs."""
     trainings = [record.training for record in records if record.training]
-    told = {
+    settings = {
         "runs": f"{len(records):,}",
         "seeds": f"{len({record.seed for record in records})}",
-        "epochs": _several(training["epochs"] for training in trainings),
-        "batch": _several(training["batch_size"] for training in trainings),
-        "rate": _several(training["rate"] for training in trainings),
+        "epochs": _distinct(training["epochs"] for training in trainings),
+        "batch size": _distinct(training["batch_size"] for training in trainings),
+        "learning rate": _distinct(training["rate"] for training in trainings),
     }
-    return "; ".join(f"{name} {value}" for name, value in told.items() if value)
+    return "; ".join(f"{name}: {value}" for name, value in settings.items() if value)
 
 
-def _circumstances(records: Sequence[Record]) -> str:
-    """Where all the numbers come from."""
+def _provenance(records: Sequence[Record], size: Size) -> str:
+    """Describe the commits, the machine and the versions behind the numbers."""
     if not records:
         return ""
     lines = [
-        f"{len(records):,} runs took about {duration(_seconds(records))}; a training that several "
-        f"runs share counts once. The last run ended {max(one.finished for one in records)}.",
-        f"Commit: {_counted(_commit(record) for record in records)}.",
+        f"Size `{size}`: {len(records):,} runs took about {duration(_seconds(records))}; a "
+        "training that several runs share is counted once. The last run finished at "
+        f"{max(one.finished for one in records)}.",
+        f"Commits: {_counted(_commit(record) for record in records)}.",
         f"Machine: {_counted(_spelled(record.machine) for record in records)}.",
         f"Versions: {_counted(_spelled(record.versions) for record in records)}.",
     ]
-    return "\n".join(["## How it was run", "", *(f"- {line}" for line in lines)])
+    return "\n".join(
+        ["## How the experiments were run", "", *(_wrap(f"- {x}", "  ") for x in lines)]
+    )
 
 
 def _seconds(records: Sequence[Record]) -> float:
-    """The time of all runs. Each has that of its training, though the training may be shared."""
+    """Return the total time of all runs; a training that runs share is counted once."""
     longest: dict[str, float] = {}
     for number, record in enumerate(records):
         key = json.dumps(record.training, sort_keys=True) if record.training else str(number)
@@ -360,9 +384,9 @@ def _seconds(records: Sequence[Record]) -> float:
 
 
 def _commit(record: Record) -> str:
-    """The commits that made it: several if a training was resumed, or begun, by another one."""
+    """Shorten the commits of a record; there are several if another commit resumed the training."""
     several = record.commit.split(", ")
-    return ", ".join(c[:12] + " with changes" * c.endswith("+") for c in several)
+    return ", ".join(c[:12] + " with local changes" * c.endswith("+") for c in several)
 
 
 def _spelled(facts: Mapping[str, Any]) -> str:
@@ -370,17 +394,20 @@ def _spelled(facts: Mapping[str, Any]) -> str:
 
 
 def _counted(texts: Iterable[str]) -> str:
-    """Each text, and how many runs have it if not all do."""
+    """List distinct texts, with the number of runs for each if there is more than one."""
     counts = Counter(texts)
     if len(counts) == 1:
         return next(iter(counts))
-    return "; ".join(f"{text} ({count:,} runs)" for text, count in sorted(counts.items()))
+    return "; ".join(
+        f"{text} ({count:,} {'run' if count == 1 else 'runs'})"
+        for text, count in sorted(counts.items())
+    )
 
 
-def _several(values: Iterable[float]) -> str:
-    """The different values: all of them if they are few, else from the least to the largest.
+def _distinct(values: Iterable[float]) -> str:
+    """List distinct values: up to four in full, more as a range.
 
-    >>> _several([256, 64, 64]), _several([1000, 2000, 3000, 4000, 5000]), _several([])
+    >>> _distinct([256, 64, 64]), _distinct([1000, 2000, 3000, 4000, 5000]), _distinct([])
     ('64 / 256', '1,000 to 5,000', '')
     """
     texts = [f"{value:,}" for value in sorted(set(values))]
@@ -391,5 +418,9 @@ def _command(recipe: Recipe, size: Size) -> str:
     return f"python -m experiments run {recipe.name} --size {size}"
 
 
-def _flat(text: str) -> str:
-    return " ".join(text.split())
+def _wrap(text: str, indent: str = "") -> str:
+    """Wrap a paragraph or, with an indent, an item of a list."""
+    flat = " ".join(text.split())
+    return fill(
+        flat, COLUMNS, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )

@@ -1,7 +1,7 @@
-"""Runs recipes: trains, measures, records.
+"""Run recipes: train, measure, record.
 
-Several processes may run the same recipes at once. Each takes the next run that no other is at, so
-that starting a command twice halves the time.
+Several processes can run the same recipes at once. Each takes the next run that no other process is
+working on, so starting a command twice halves the time.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from setfold import SetfoldError
 
 @dataclass(frozen=True)
 class Options:
-    """How runs are run.
+    """Options for running recipes.
 
     Args:
-        out: the folder for trainings and records.
+        out: folder for trainings and records.
         device: "auto", "cpu", "cuda" or "mps".
         precision: "32-true" or "bf16-mixed".
-        threads: of torch on the CPU; None for its own choice.
-        again: measure again what is recorded; finished trainings are used as they are.
+        threads: number of CPU threads of torch; None for torch's default.
+        again: repeat measurements that are already recorded; finished trainings are reused.
     """
 
     out: Path
@@ -61,17 +61,17 @@ class _Job:
 
     @property
     def key(self) -> str:
-        """A name for its lock."""
+        """Name of the lock file."""
         parts = [self.recipe.name, self.size, self.run.method, dict(self.run.settings), self.seed]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
     def training(self) -> Any:
-        """The settings of the training, as a record holds them."""
+        """Settings of the training as they appear in a record."""
         return as_json(self.run.training)
 
     def recorded_by(self, record: Record) -> bool:
-        """Whether a record of the recipe is one of this run, with the same training."""
+        """Return whether a record belongs to this run with the same training."""
         return (record.size, record.method, record.settings, record.seed, record.training) == (
             self.size,
             self.run.method,
@@ -89,18 +89,17 @@ def run(
     options: Options,
     console: Console | None = None,
 ) -> list[str]:
-    """Run recipes; what is recorded already is not run again.
+    """Run recipes; skips runs that are already recorded.
 
     Args:
-        recipes: which.
-        size: how much of them.
-        seeds: with which seeds; None for all that the recipe has at this size.
-        options: how.
-        console: where progress is shown; None for the standard one.
+        recipes: recipes to run.
+        size: size of the runs.
+        seeds: seeds to run; None for all seeds of the recipe at this size.
+        options: how to run them.
+        console: console for progress; None for the default.
 
     Returns:
-        What went wrong, each error once, with the runs that it stopped: the others are run all the
-        same.
+        Error messages, each once with the runs that failed. A failed run does not stop the others.
     """
     jobs = [
         _Job(recipe, size, seed, run)
@@ -112,7 +111,7 @@ def run(
 
 
 class _Runner:
-    """Goes through jobs until each is recorded or has failed."""
+    """Processes jobs until each is recorded or has failed."""
 
     def __init__(
         self, jobs: list[_Job], folder: Path, options: Options, console: Console | None
@@ -123,22 +122,22 @@ class _Runner:
         self.console = (console or Console()) if first else Console(quiet=True)
         self.began, self.started = _now(), time.monotonic()
         self.announced: set[str] = set()
-        self.failures: dict[str, list[_Job]] = {}  # by what went wrong
+        self.failures: dict[str, list[_Job]] = {}  # failed jobs by error message
         self.to_do = self._left()
-        self.here = circumstances(self.fabric, options.precision)  # with the code as it is now
+        self.here = circumstances(self.fabric, options.precision)
 
     def run(self) -> list[str]:
-        """Run all jobs; those that other processes are at are looked at again later."""
+        """Run all jobs; retries those that other processes are working on."""
         left = self.jobs
         while left:
             later = [job for job in left if not self._settle(job)]
             if len(later) == len(left):
                 time.sleep(ASK_EVERY)
             left = later
-        return [f"{_together(jobs)}: {error}" for error, jobs in self.failures.items()]
+        return [f"{_describe(jobs)}: {error}" for error, jobs in self.failures.items()]
 
     def _settle(self, job: _Job) -> bool:
-        """Run a job unless it is recorded; False if another process is at it, or its training."""
+        """Run a job unless it is recorded; returns False if another process works on it."""
         lock = self.options.out / "running" / f"{job.key}.lock"
         with hold_together(self.fabric, lock) as held:
             if not held:
@@ -151,15 +150,15 @@ class _Runner:
             except BusyError:
                 return False
             except (SetfoldError, OSError) as error:
-                if self.fabric.world_size > 1:  # the other processes are still at the run
+                if self.fabric.world_size > 1:  # the other processes are still in this run
                     raise
                 self._fail(job, str(error))
             return True
 
     def _fail(self, job: _Job, error: str) -> None:
-        """Note what went wrong; an error that stops many runs is told in full once."""
+        """Collect a failure; an error that several runs share is printed in full only once."""
         known = self.failures.setdefault(error, [])
-        text = f"as {known[0]}" if known else error
+        text = f"same error as {known[0]}" if known else error
         self.console.print(f"failed: {text}", soft_wrap=True, markup=False)
         known.append(job)
 
@@ -183,7 +182,7 @@ class _Runner:
         done = self.to_do - left - sum(map(len, self.failures.values()))
         if done:  # by all processes that share the work
             pace = (time.monotonic() - self.started) / done
-            line += f" (all: about {duration(pace * left)} left)"
+            line += f" (about {duration(pace * left)} left for all runs)"
         self.console.print(line, soft_wrap=True, markup=False)
 
     def _work(self, job: _Job) -> None:
@@ -238,9 +237,9 @@ class _Runner:
         return command
 
 
-def _together(jobs: Sequence[_Job]) -> str:
-    """Jobs in a few words."""
-    return str(jobs[0]) if len(jobs) == 1 else f"{len(jobs)} runs, the first {jobs[0]}"
+def _describe(jobs: Sequence[_Job]) -> str:
+    """Describe jobs in a few words."""
+    return str(jobs[0]) if len(jobs) == 1 else f"{len(jobs)} runs, first {jobs[0]}"
 
 
 def _now() -> str:

@@ -1,11 +1,11 @@
-"""How every figure looks: a method has one colour, marker, dash and hatch wherever it is drawn.
+"""Plotting: every method has the same colour, marker, dash and hatch in all figures.
 
     drawing, [left, right] = style.figure(columns=2)
     style.curves(left, {"Deep Sets": {100: [-0.41, -0.40]}}, "context pixels", "NLL")
     style.dots(right, {"K = 1": {"Deep Sets": [0.81, 0.82]}}, "accuracy")
     style.legend(drawing)
 
-Means over seeds are drawn, with bands and whiskers from the lowest seed to the highest.
+Lines, markers and bars show means over seeds. Bands and whiskers show the range over seeds.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 
-WIDTH, DPI, SMALL = 7.0, 150, 8.0  # inches, as a README shows them; dots; points
+WIDTH, DPI, SMALL = 7.0, 150, 8.0  # figure width in inches, resolution, font size in points
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart; in grey, the rest does.
+# Okabe and Ito's colour-blind safe palette. In greyscale, markers and dashes tell methods apart.
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 BLUE, VERMILION, PURPLE, GREY = "#0072B2", "#D55E00", "#CC79A7", "#7F7F7F"
 
@@ -44,14 +44,14 @@ MIXED: Dash = (6, 1.5, 1, 1.5)
 
 @dataclass(frozen=True)
 class Look:
-    """What tells a method from the others.
+    """The appearance of a method.
 
     Args:
-        colour: of line, marker and bar; shared by a family of methods.
-        marker: matplotlib's name for it.
-        dash: lengths of strokes and gaps, in line widths; none for a solid line.
-        hatch: of bars.
-        hollow: markers and bars are outlines.
+        colour: colour of line, marker and bar; shared by a family of methods.
+        marker: matplotlib marker.
+        dash: lengths of dashes and gaps in line widths; empty for a solid line.
+        hatch: hatch of bars.
+        hollow: whether markers and bars are outlines.
     """
 
     colour: str
@@ -62,13 +62,13 @@ class Look:
 
     @property
     def line(self) -> dict[str, Any]:
-        """For `Axes.plot`."""
+        """Arguments for `Axes.plot`."""
         style = (0, self.dash) if self.dash else "-"
         return {"linestyle": style, "linewidth": 1.5, **self.point}
 
     @property
     def point(self) -> dict[str, Any]:
-        """For a marker alone."""
+        """Arguments for a marker without a line."""
         face = "white" if self.hollow else self.colour
         size = 7.5 if self.marker == "*" else 5.5 if self.marker in ("X", "P") else 4.5
         outline = {"markerfacecolor": face, "markeredgecolor": self.colour, "markeredgewidth": 1}
@@ -76,14 +76,14 @@ class Look:
 
     @property
     def bar(self) -> dict[str, Any]:
-        """For `Axes.bar`; the hatch has the colour of the edge."""
+        """Arguments for `Axes.bar`; the hatch has the edge colour."""
         face, edge = ("white", self.colour) if self.hollow else (self.colour, "white")
         return {"facecolor": face, "edgecolor": edge, "hatch": self.hatch, "linewidth": 0.8}
 
 
-# In the order in which legends and tables list them.
+# Legends and tables list methods in this order.
 METHODS: dict[str, Look] = {
-    "Paper": Look(GREY, "_", DOTTED),
+    "Published": Look(GREY, "_", DOTTED),
     "Deep Sets": Look(BLUE, "o"),
     "Deep Sets, max": Look(SKY, "^", LONG, hatch="||"),
     "Deep Sets, sum": Look(BLUE, "v", DOTTED, hatch="||", hollow=True),
@@ -119,9 +119,9 @@ _OTHERS = tuple(
 
 
 def looks(names: Iterable[str]) -> dict[str, Look]:
-    """The look of each method, in the order of METHODS; those it does not have come last.
+    """Return the look of each method, in the order of METHODS; unknown methods come last.
 
-    Others are given a look by a hash of their name, and the next one where two would share it.
+    Unknown methods get a look by a hash of their name, or the next free look.
 
     >>> list(looks(["mine", "PMA", "Deep Sets"]))
     ['Deep Sets', 'PMA', 'mine']
@@ -162,16 +162,16 @@ _SHEET: dict[Any, Any] = {
 def figure(
     columns: int = 1, rows: int = 1, height: float = 2.6, titles: Sequence[str] = ()
 ) -> tuple[Figure, list[Axes]]:
-    """An empty figure and its panels, row by row.
+    """Create an empty figure and return it with its panels, row by row.
 
     Args:
-        columns: of panels.
-        rows: of panels.
-        height: of a row, in inches.
-        titles: of the panels, as far as they have some.
+        columns: number of columns of panels.
+        rows: number of rows of panels.
+        height: height of a row in inches.
+        titles: titles of the first panels.
     """
     with mpl.rc_context(_SHEET):
-        drawing = Figure(figsize=(WIDTH, rows * height), layout="constrained")  # needs no display
+        drawing = Figure(figsize=(WIDTH, rows * height), layout="constrained")  # works headless
         panels = list(drawing.subplots(rows, columns, squeeze=False).flat)
         for axes, title in zip(panels, titles, strict=False):
             axes.set_title(title)
@@ -179,7 +179,7 @@ def figure(
 
 
 def legend(drawing: Figure) -> None:
-    """Name what all panels show, once, below them."""
+    """Add one legend for all panels below the figure."""
     found: dict[str, Any] = {}
     for axes in drawing.axes:
         for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
@@ -193,18 +193,18 @@ def legend(drawing: Figure) -> None:
 
 
 def _legend_width(names: Sequence[str], rows: int) -> float:
-    """Inches of a legend with this many rows; a single column always fits."""
+    """Return the width in inches of a legend with this many rows; one column always fits."""
     columns = np.array_split(list(map(len, names)), math.ceil(len(names) / rows))
     return sum(0.62 + 0.062 * int(column.max()) for column in columns) if rows < len(names) else 0
 
 
 def png(drawing: Figure) -> bytes:
-    """The figure as a file: the same each time it is drawn, without dates or versions."""
+    """Encode the figure as PNG, without dates or versions, so that the bytes are reproducible."""
     buffer = io.BytesIO()
     drawing.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
     if any(axes.images for axes in drawing.axes):
         return buffer.getvalue()
-    palette = io.BytesIO()  # plots need few colours, and then a third of the bytes
+    palette = io.BytesIO()  # plots have few colours; a palette takes a third of the bytes
     Image.open(buffer).convert("RGB").quantize(256).save(palette, "png", optimize=True)
     return palette.getvalue()
 
@@ -223,40 +223,40 @@ def curves(
     *,
     log: bool = False,
 ) -> None:
-    """A line for each method: the mean over seeds, with a band from the lowest to the highest.
+    """Draw a line for each method: the mean over seeds, with a band for the range.
 
     Args:
         axes: the panel.
-        series: {method: {x: values, one for each seed}}.
-        xlabel: what x is, with its unit.
-        ylabel: what the values are, with their unit.
-        log: x is logarithmic.
+        series: {method: {x: [value of each seed]}}.
+        xlabel: label of the x axis, with the unit.
+        ylabel: label of the y axis, with the unit.
+        log: whether the x axis is logarithmic.
     """
     for number, (name, look) in enumerate(looks(series).items()):
         places = sorted(series[name])
         seeds = [series[name][x] for x in places]
-        every = math.ceil(len(places) / 10)  # on a long history, markers would hide the lines
-        markers = (2 * number % every, every)  # nor should they hide one another
+        every = math.ceil(len(places) / 10)  # few markers, so that they do not hide the lines
+        markers = (2 * number % every, every)  # shifted, so that they do not hide one another
         means = [fmean(values) for values in seeds]
         axes.plot(places, means, label=name, markevery=markers, **look.line)
         lowest, highest = [min(values) for values in seeds], [max(values) for values in seeds]
         axes.fill_between(places, lowest, highest, color=look.colour, alpha=0.16, linewidth=0)
     axes.set(xlabel=xlabel, ylabel=ylabel, xscale="log" if log else "linear")
     measured = sorted({x for line in series.values() for x in line})
-    if len(measured) <= 8:
+    if len(measured) <= 9:
         axes.xaxis.set_major_locator(FixedLocator(measured))
         axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
 
 
 def bars(axes: Axes, groups: Groups, ylabel: str, *, paper: Marks | None = None) -> None:
-    """A group of bars for each setting, from zero; whiskers from the lowest seed to the highest.
+    """Draw a group of bars for each setting; whiskers show the range over seeds.
 
     Args:
         axes: the panel.
-        groups: {setting: {method: values, one for each seed}}.
-        ylabel: what the values are, with their unit.
-        paper: {setting: {method: value}} that the paper gives, drawn as grey ticks.
+        groups: {setting: {method: [value of each seed]}}.
+        ylabel: label of the y axis, with the unit.
+        paper: published numbers {setting: {method: value}}, drawn as grey ticks.
     """
     places, room = _places(groups)
     for name, look, shown in _by_method(groups, places):
@@ -268,7 +268,7 @@ def bars(axes: Axes, groups: Groups, ylabel: str, *, paper: Marks | None = None)
 
 
 def dots(axes: Axes, groups: Groups, ylabel: str, *, paper: Marks | None = None) -> None:
-    """As `bars`, with a marker for each mean: for values whose distance from zero says nothing."""
+    """Draw markers instead of bars, for values whose distance from zero has no meaning."""
     places, _ = _places(groups)
     for name, look, shown in _by_method(groups, places):
         _draw_whiskers(axes, shown, look.colour)
@@ -280,9 +280,9 @@ def dots(axes: Axes, groups: Groups, ylabel: str, *, paper: Marks | None = None)
 
 
 def _places(groups: Groups) -> tuple[Marks, float]:
-    """Where each method stands in each group, and how much room it has there.
+    """Return the x position of each method in each group, and the width available to it.
 
-    A method's place stays empty in groups that lack it, unless all groups have one method each.
+    A method's position stays empty in groups without it, unless all groups have one method each.
     """
     names = list(looks(name for group in groups.values() for name in group))
     if all(len(group) == 1 for group in groups.values()):
@@ -301,7 +301,7 @@ def _by_method(
 
 
 def _draw_whiskers(axes: Axes, shown: Mapping[float, Sequence[float]], colour: str) -> None:
-    halo = [withStroke(linewidth=2.4, foreground="white")]  # seen on dark bars, too
+    halo = [withStroke(linewidth=2.4, foreground="white")]  # visible on dark bars
     for x, values in shown.items():
         if len(values) > 1:
             ends = [min(values), max(values)]
@@ -319,7 +319,7 @@ def _finish_groups(axes: Axes, places: Marks, ylabel: str, paper: Marks) -> None
         halo = [withStroke(linewidth=3.4, foreground="white")]
         tick: dict[str, Any] = {"color": GREY, "markersize": 10, "markeredgewidth": 1.8}
         axes.plot(
-            *zip(*marks, strict=True), "_", label="Paper", path_effects=halo, zorder=5, **tick
+            *zip(*marks, strict=True), "_", label="Published", path_effects=halo, zorder=5, **tick
         )
     axes.grid(visible=False, axis="x")
     axes.tick_params(axis="x", length=0)
@@ -342,14 +342,14 @@ def scatter(
     stars: ArrayLike | None = None,
     names: Sequence[str] | None = None,
 ) -> None:
-    """Points in the plane by class, and the classes' centroids as stars.
+    """Draw points in the plane by class, and class centroids as stars.
 
     Args:
         axes: the panel.
         points: (n, 2).
-        labels: (n,) classes, from 0.
-        stars: (classes, 2) one centroid for each class, in their order.
-        names: of the classes, written beside their stars.
+        labels: (n,) class indices.
+        stars: (classes, 2), the centroid of each class.
+        names: class names, written next to the stars.
     """
     points, labels = np.asarray(points), np.asarray(labels)
     for label in np.unique(labels):
@@ -368,17 +368,17 @@ def scatter(
 
 
 def images(rows: Mapping[str, ArrayLike]) -> Figure:
-    """Rows of pictures, such as what was seen, what was made of it, and the truth.
+    """Draw rows of pictures, such as input, prediction and ground truth.
 
     Args:
-        rows: {name: (n, height, width, 3)}, as bytes or as numbers in [0, 1]; NaN where a pixel
-            was not seen.
+        rows: {name: (n, height, width, 3)}, as uint8 or as numbers in [0, 1]; NaN for pixels that
+            were not seen.
     """
     strips = [_strip(np.asarray(pictures)) for pictures in rows.values()]
     high, wide = strips[0].shape[:2]
     names = [fill(name, 16) for name in rows]
     gutter = int(DPI * 0.07 * max(len(line) for name in names for line in name.split("\n"))) + 15
-    # A whole number of dots for each pixel, so that all pixels are drawn alike.
+    # An integer number of dots per pixel, so that all pixels have the same size.
     zoom = max(1, (int(WIDTH * DPI) - gutter) // wide)
     right, top = gutter + zoom * wide, zoom * high * len(strips)
     drawing = Figure(figsize=(right / DPI, top / DPI), dpi=DPI)
@@ -392,7 +392,7 @@ def images(rows: Mapping[str, ArrayLike]) -> Figure:
 
 
 def _strip(pictures: NDArray[Any]) -> NDArray[Any]:
-    """Pictures side by side with a margin of one pixel: (n, h, w, 3) to (h + 1, n * (w + 1), 3)."""
+    """Join pictures with a margin of one pixel: (n, h, w, 3) to (h + 1, n * (w + 1), 3)."""
     if pictures.dtype == np.uint8:
         pictures = pictures / 255
     shown = np.where(np.isnan(pictures), _UNSEEN, pictures.clip(0, 1))

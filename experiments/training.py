@@ -1,9 +1,8 @@
-"""The one training loop: any task, on one process or several, to be stopped at any moment.
+"""The training loop: trains any task, on one or several processes, and can resume at any time.
 
-What is random in a step follows from the training's seed and the step's number alone (and from how
-many trainings came before, where one begins with the weights of another). So there is no state of a
-random generator to be saved: a training that is killed and resumed ends with the very weights that
-it would have had, bit for bit, on the same machine.
+The random numbers of a step depend only on the seed and the step number (and, when fine-tuning, on
+the number of earlier trainings). No generator state needs to be saved, and an interrupted training
+that is resumed ends with bitwise the same weights on the same machine.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ from experiments.records import Circumstances
 from setfold import InputError, SetfoldError
 from setfold.core.persist import write_atomically
 
-LOOK_EVERY = 0.25  # seconds between looks at losses, which on a GPU make the loop wait
-SAVE_EVERY = 45.0  # seconds of work that a killed training loses at most
-ASK_EVERY = 1.0  # seconds between attempts to get a lock
+LOOK_EVERY = 0.25  # seconds between reading losses, which synchronises with a GPU
+SAVE_EVERY = 45.0  # seconds between checkpoints
+ASK_EVERY = 1.0  # seconds between attempts to acquire a lock
 
 
 class Draw(StrEnum):
-    """What random numbers are for; each use has a stream of its own."""
+    """The purpose of random numbers; each has its own stream."""
 
     WEIGHTS = "weights"
     ORDER = "order"
@@ -48,23 +47,23 @@ class Draw(StrEnum):
 
 
 class DivergedError(SetfoldError, ArithmeticError):
-    """The loss or the validation metric is not a number any more."""
+    """Raised if the loss is not finite or the validation metric is NaN."""
 
 
 class BusyError(SetfoldError):
-    """Another process is at this training."""
+    """Raised if another process is running this training."""
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What a training leaves.
+    """The result of a training.
 
     Args:
-        model: in eval mode, with the weights that validated best; the last without validation.
+        model: model in eval mode, with the best validated weights (the last without validation).
         history: epoch, loss and validation metric at each validation.
-        seconds: that the training took, all its parts together.
-        folder: of the training.
-        circumstances: in which it was made, now or earlier.
+        seconds: total training time, including time before a resume.
+        folder: folder of the training.
+        circumstances: code, versions and machine of the training.
     """
 
     model: nn.Module
@@ -75,7 +74,7 @@ class Trained:
 
 
 def seed_for(use: Draw, *numbers: int) -> int:
-    """A seed of 63 bits that follows from what it is for.
+    """Derive a 63-bit seed from its purpose and some numbers.
 
     >>> seed_for(Draw.STEP, 0, 1) != seed_for(Draw.STEP, 1, 0)
     True
@@ -85,9 +84,9 @@ def seed_for(use: Draw, *numbers: int) -> int:
 
 
 def seed_torch(seed: int, device: torch.device) -> None:
-    """What torch.manual_seed does, for the devices in use.
+    """Seed torch like `torch.manual_seed`, but only for the device in use.
 
-    It prepares for all others too, and for that formats a traceback three times: a millisecond.
+    `torch.manual_seed` takes a millisecond, because it formats a traceback for every other device.
     """
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
@@ -106,22 +105,22 @@ def train(
     console: Console | None = None,
     wait: bool = True,
 ) -> Trained:
-    """Train, or go on with it, or find it finished.
+    """Run a training, resume it, or load it if it is finished.
 
     Args:
-        training: what to train.
-        out: the folder for all trainings; this one gets its own in it.
+        training: the training to run.
+        out: folder for all trainings; each has its own subfolder.
         device: "auto", "cpu", "cuda" or "mps".
         precision: "32-true" or "bf16-mixed".
-        threads: of torch on the CPU; None for its own choice.
-        console: where progress is shown; None for the standard one.
-        wait: until another process is done with the same training; otherwise a BusyError.
+        threads: number of CPU threads of torch; None for torch's default.
+        console: console for progress; None for the default.
+        wait: whether to wait if another process runs the same training. If False, raises BusyError.
     """
     fabric = launch(device, precision, threads)
     console = (console or Console()) if fabric.is_global_zero else Console(quiet=True)
     folder = out / "trainings" / _name(training, precision)
     here = circumstances(fabric, precision)
-    told = False
+    announced = False
     while True:
         with hold_together(fabric, folder / "lock") as held:
             if held:
@@ -139,26 +138,26 @@ def train(
                     fit.begin_with(start)
                 return fit.run()
         if not wait:
-            raise BusyError(f"another process is at the training {folder}.")
-        if not told:
-            console.print(f"waiting for another process, which is at {folder}", soft_wrap=True)
-            told = True
+            raise BusyError(f"another process is running the training in {folder}.")
+        if not announced:
+            console.print(f"waiting for another process that trains in {folder}", soft_wrap=True)
+            announced = True
         time.sleep(ASK_EVERY)
 
 
 def _name(training: Training[Task], precision: str) -> str:
-    """Of a training's folder."""
+    """Return the name of a training's folder."""
     name = f"{type(training.task).__name__.lower()}-{training.key}"
     return name if precision == "32-true" else f"{name}-{precision}"
 
 
 def _stage(training: Training[Task]) -> int:
-    """On how many other trainings a training stands."""
+    """Return the number of trainings that this one starts from."""
     return 0 if training.start is None else 1 + _stage(training.start)
 
 
 class _Fit:
-    """A training at work."""
+    """A training in progress."""
 
     def __init__(
         self,
@@ -173,15 +172,15 @@ class _Fit:
         items = self.task.items()
         if items < 1 or training.epochs < 1:
             raise InputError(
-                f"there is nothing to train: {items} items, {training.epochs} epochs. "
+                f"nothing to train: {items} items and {training.epochs} epochs. "
                 "Both must be at least 1."
             )
         self.steps_per_epoch = math.ceil(items / training.batch_size)
         self.steps = training.epochs * self.steps_per_epoch
         if items // self.steps_per_epoch < fabric.world_size:
             raise InputError(
-                f"batches of {items // self.steps_per_epoch} items cannot be shared by "
-                f"{fabric.world_size} processes. Start fewer, or give a larger batch_size."
+                f"cannot split batches of {items // self.steps_per_epoch} items between "
+                f"{fabric.world_size} processes. Start fewer processes or use a larger batch_size."
             )
         notes = max(training.validations, 1)
         self.note_at = {self.steps * (i + 1) // notes for i in range(notes)}
@@ -192,20 +191,20 @@ class _Fit:
         if fabric.is_global_zero:
             standing = checkpoints.read(folder, self.settings, self.model.state_dict())
         self.standing: Standing = fabric.broadcast(standing) or Standing(here)
-        self.losses: list[Tensor] = []  # of the last steps, not looked at yet
+        self.losses: list[Tensor] = []  # losses of the last steps that were not read yet
 
     def _seed(self, use: Draw, *numbers: int) -> int:
-        """A seed for this training, which must not repeat the draws of the one it begins with."""
+        """Derive a seed that differs from those of the training it starts from."""
         stage = _stage(self.training)
         return seed_for(use, self.training.seed, *numbers, *([stage] if stage else []))
 
     def begin_with(self, start: Trained) -> None:
-        """Take over the weights of another training."""
+        """Start from the weights of another training."""
         self.model.load_state_dict(start.model.state_dict())
         self.standing.circumstances = replace(self.here, commit=start.circumstances.commit)
 
     def run(self) -> Trained:
-        """Do what is left to do."""
+        """Run the remaining steps and return the trained model."""
         if not self.standing.finished:
             self._fit()
         standing = self.fabric.broadcast(self.standing)
@@ -245,7 +244,7 @@ class _Fit:
 
     def _set_up(self) -> None:
         training, standing = self.training, self.standing
-        # Fused is three times as fast as the default, on the CPU too.
+        # The fused implementation is three times as fast, also on the CPU.
         self.optimiser = torch.optim.Adam(
             self.model.parameters(), training.rate, weight_decay=training.weight_decay, fused=True
         )
@@ -260,8 +259,10 @@ class _Fit:
         return self.standing.step / self.steps_per_epoch
 
     def _batches(self) -> Iterator[Tensor]:
-        """The items of each step that is left: every item once in an epoch, in batches that differ
-        in size by one at most, so that none is too small for a BatchNorm.
+        """Yield the items of each remaining step.
+
+        Every item occurs once per epoch. Batch sizes differ by at most one, so that no batch is too
+        small for BatchNorm.
         """
         for epoch in range(self.standing.step // self.steps_per_epoch, self.training.epochs):
             generator = torch.Generator().manual_seed(self._seed(Draw.ORDER, epoch))
@@ -276,7 +277,7 @@ class _Fit:
             group["lr"] = training.rate * training.schedule.at(step / self.steps)
         share = batch.tensor_split(fabric.world_size)[fabric.global_rank]
         loss = self.task.loss(self.wrapped, fabric.to_device(self.task.batch(share)))
-        # Processes average their gradients, and their shares may differ by one item.
+        # Gradients are averaged over processes, and shares can differ by one item.
         fabric.backward(loss * (len(share) * fabric.world_size / len(batch)))
         if training.clip is not None:
             fabric.clip_gradients(
@@ -288,7 +289,7 @@ class _Fit:
         self.standing.step += 1
 
     def _look(self) -> None:
-        """After a step: note, save and show what is due."""
+        """After a step: validate, save and show progress if it is time."""
         note, now = self.standing.step in self.note_at, time.monotonic()
         if not note and now < self.next_look:
             return
@@ -296,7 +297,7 @@ class _Fit:
         last = self._settle()
         if note:
             self._note()
-        # The log first: it is mended when a training goes on, but nothing goes on with a finished one.
+        # Log first: resuming repairs a log that is ahead, but a finished training is never resumed.
         if note and self.log is not None:
             self.log.note(self.standing.history, self.standing.step)
         if self.fabric.is_global_zero and (note or now >= self.next_save):
@@ -306,13 +307,13 @@ class _Fit:
         self.display.show(self._epoch(), shown)
 
     def _settle(self) -> float:
-        """Add up the losses that were not looked at; gives the last one."""
+        """Accumulate the losses that were not read yet, and return the last one."""
         standing = self.standing
         losses = torch.stack(self.losses).tolist()
         for place, loss in enumerate(losses, standing.step - len(losses)):
             if not math.isfinite(loss):
                 raise self._diverged("loss", loss, place)
-            standing.loss_sum += loss  # one by one: the sum must not depend on when one looks
+            standing.loss_sum += loss  # one by one, so that the sum does not depend on timing
         standing.loss_count += len(losses)
         self.losses.clear()
         return float(losses[-1])
@@ -338,7 +339,7 @@ class _Fit:
     def _validate(self) -> float:
         value: Any = None
         if self.fabric.is_global_zero:
-            # The same draws at every validation, so that they differ by the weights alone.
+            # Use the same seed at every validation, so that only the weights differ.
             torch.manual_seed(self._seed(Draw.VALIDATION))
             self.model.eval()
             with torch.no_grad():
@@ -363,6 +364,6 @@ class _Fit:
     def _diverged(self, what: str, value: float, step: int) -> DivergedError:
         return DivergedError(
             f"the {what} is {value} at step {step} of {self.steps}, in epoch "
-            f"{step // self.steps_per_epoch + 1}. A lower rate or a clip may help. The training's "
-            f"settings: {json.dumps(self.settings)}."
+            f"{step // self.steps_per_epoch + 1}. Try a lower learning rate or gradient clipping. "
+            f"Settings of the training: {json.dumps(self.settings)}."
         )

@@ -1,7 +1,7 @@
-"""The data sets of the experiments: what is read, what is made up, and how files are prepared.
+"""The data sets of the experiments: loaders, synthetic substitutes and preparation of files.
 
-Prepared files lie in the folder that the environment variable SETFOLD_DATA names. No data comes
-with this repository: the licences of most sets forbid to pass them on.
+The environment variable SETFOLD_DATA names the folder with the prepared files. This repository
+contains no data, because the licences of most data sets do not allow redistribution.
 """
 
 from experiments.data.store import MissingDataError

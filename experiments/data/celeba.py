@@ -18,9 +18,9 @@ SIDE: Final = 64
 PARTITION = "list_eval_partition.txt"
 HELP = (
     "Download img_align_celeba.zip and list_eval_partition.txt of CelebA (Aligned & Cropped Images)"
-    " into one folder, from https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html, and give the zip,"
-    " or the folder img_align_celeba that it holds. For non-commercial research only; the pictures"
-    " and what is made of them must not be passed on."
+    " into one folder, from https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html, and pass the zip or"
+    " the unpacked folder img_align_celeba. For non-commercial research only; pictures and derived"
+    " data must not be redistributed."
 )
 
 
@@ -31,20 +31,20 @@ class Images(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """A picture that is to be prepared: its name for messages, its split, its file's content."""
+    """A picture to prepare: name for messages, split, and content of the file."""
 
     name: str
-    split: int  # 0, 1, 2: as the partition file numbers them
+    split: int  # 0, 1 or 2, as in the partition file
     read: Callable[[], bytes]
 
 
 @cache
 def load(*, side: Literal[32, 64] = SIDE, made_up: bool = False) -> Images:
-    """The pictures, with the official split into "train", "validation" and "test".
+    """Load the pictures with the official split into "train", "validation" and "test".
 
     Args:
-        side: pixels of the pictures' sides; at 64 they stay on disk until they are used.
-        made_up: a few pictures of smooth blobs instead, for which no file is needed.
+        side: side of the pictures in pixels; with 64 they are memory-mapped.
+        made_up: whether to return a few synthetic pictures instead, which need no file.
     """
     if made_up:
         pixels, sizes = _blobs(128), [96, 16, 16]
@@ -57,13 +57,13 @@ def load(*, side: Literal[32, 64] = SIDE, made_up: bool = False) -> Images:
 
 
 def _halve(pixels: Tensor) -> Tensor:
-    """Averages 2x2 pixels into one, rounded."""
+    """Average blocks of 2x2 pixels, rounded."""
     rows = pixels[:, ::2].short() + pixels[:, 1::2]  # (n, side / 2, side, 3)
     return ((rows[:, :, ::2] + rows[:, :, 1::2] + 2) // 4).to(torch.uint8)
 
 
 def _blobs(count: int) -> Tensor:
-    """Pictures (count, 64, 64, 3) of four coloured blobs each on a coloured ground."""
+    """Make synthetic pictures (count, 64, 64, 3): four coloured blobs on a coloured ground."""
     random = torch.Generator().manual_seed(0)
     colours = 4 * torch.rand(count, 4, 1, 3, generator=random) - 2
     ground = 2 * torch.rand(count, 1, 1, 3, generator=random) - 1
@@ -77,13 +77,13 @@ def _blobs(count: int) -> Tensor:
 
 
 def prepare(source: Path, folder: Path, progress: store.Progress) -> Path:
-    """Make celeba.safetensors in a folder.
+    """Write celeba.safetensors.
 
     Args:
-        source: the zip or the folder img_align_celeba with list_eval_partition.txt beside it, or
-            an npz of JPEG files (jpeg_bytes, offsets), split 8:1:1 in order.
-        folder: where the file goes.
-        progress: is told how many pictures are done.
+        source: the zip or the folder img_align_celeba, with list_eval_partition.txt in the same
+            folder; or an npz of JPEG files (jpeg_bytes, offsets), split 8:1:1 in order.
+        folder: folder for the file.
+        progress: callback with the number of finished pictures and the total.
     """
     if source.suffix == ".npz":
         return _write(_compact(source), folder, progress)
@@ -92,7 +92,7 @@ def prepare(source: Path, folder: Path, progress: store.Progress) -> Path:
 
 
 def _write(pictures: list[Picture], folder: Path, progress: store.Progress) -> Path:
-    """Decode pictures, whose splits are in order, and write them."""
+    """Decode and write pictures; they must be sorted by split."""
     pixels = torch.empty(len(pictures), SIDE, SIDE, 3, dtype=torch.uint8)
     for i, picture in enumerate(pictures):
         pixels[i] = sources.read_picture(picture.read(), picture.name, SIDE)
@@ -103,7 +103,7 @@ def _write(pictures: list[Picture], folder: Path, progress: store.Progress) -> P
 
 
 def _compact(source: Path) -> list[Picture]:
-    """The pictures in an npz file."""
+    """List the pictures in an npz file."""
     arrays = sources.read_arrays(source, "jpeg_bytes", "offsets")
     content, bounds = arrays["jpeg_bytes"], arrays["offsets"].tolist()
     tenth = (len(bounds) - 1) // 10
@@ -115,14 +115,14 @@ def _compact(source: Path) -> list[Picture]:
 
 
 def _aligned(files: sources.Files) -> list[Picture]:
-    """The pictures in a folder or a zip, sorted by their splits."""
+    """List the pictures in a folder or a zip, sorted by split."""
     splits = _partition(files.root.absolute().parent / PARTITION)
     paths = {path.rpartition("/")[2]: path for path in files.paths}
     missing = sorted(splits.keys() - paths.keys())
     if missing:
         raise FileError(
-            f"{files.root} lacks {len(missing)} of the {len(splits)} pictures that {PARTITION} "
-            f"names, {missing[0]} for one. Unpack or download it again."
+            f"{files.root} lacks {len(missing)} of the {len(splits)} pictures in {PARTITION}, for "
+            f"example {missing[0]}. Unpack or download it again."
         )
     return [
         Picture(str(files.root / paths[name]), splits[name], partial(files.read, paths[name]))
@@ -131,11 +131,11 @@ def _aligned(files: sources.Files) -> list[Picture]:
 
 
 def _partition(path: Path) -> dict[str, int]:
-    """The split of each picture: 0, 1 or 2."""
+    """Read the split of each picture: 0, 1 or 2."""
     if not path.is_file():
         raise FileError(
-            f"there is no {path}. It says which pictures are for training and which for test: "
-            "download it from CelebA's page (folder Eval) and put it there."
+            f"{path} does not exist. It contains the split into training and test pictures. "
+            "Download it from CelebA's page (folder Eval) and put it there."
         )
     parts = {}
     for number, line in enumerate(path.read_text().splitlines(), start=1):

@@ -1,10 +1,9 @@
-"""Features of any folder of pictures by any torch module, in the place of Tiny ImageNet's.
+"""Compute features of pictures with any torch module, as a substitute for Tiny ImageNet's.
 
-A module that comes as a file is a program, whatever the format: TorchScript files and what
-torch.export writes may hold pickles, and expressions that are evaluated when they are read. Here
-pickles of anything but tensors are refused, but a file that was made to do harm can still do it.
-Give only files that you made yourself. The other way is a factory in Python, which reads its
-weights with safetensors.
+A module in a file is a program, whatever the format: TorchScript and torch.export files can contain
+pickles and expressions that are evaluated on load. We refuse to unpickle anything but tensors, but
+a malicious file can still do harm. Use only files that you made yourself, or a Python factory that
+reads its weights with safetensors.
 """
 
 from __future__ import annotations
@@ -29,22 +28,22 @@ from setfold import FileError, InputError
 SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".webp")
 PLACE = re.compile(r"(?:^|/)(?P<split>train|val|test)/(?P<kind>[^/]+)/")
 FORCE_WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
-OUTLIERS = 0.001  # this share of the features is cut off when they become int8
+OUTLIERS = 0.001  # fraction of features that is clipped in the conversion to int8
 
 
 @dataclass(frozen=True)
 class Extraction:
-    """How features are made of pictures. The defaults suit most networks trained on ImageNet.
+    """How to compute features of pictures. The defaults suit most networks trained on ImageNet.
 
     Args:
-        module: maps pictures (B, 3, side, side) to features (B, ...). FILE.pt2 as
-            torch.export.save writes it, with a dynamic first dimension; or
-            "package.module:factory", where the factory takes nothing and gives an nn.Module.
-        side: pixels of the pictures' sides, after the central square is cut out and resized.
-        mean: subtracted from each channel, which lies in [0, 1].
-        std: that each channel is then divided by.
-        dims: principal components that are kept, found on the training pictures.
-        batch_size: pictures at once.
+        module: network (B, 3, side, side) -> (B, ...). Either FILE.pt2 from torch.export.save,
+            with a dynamic first dimension, or "package.module:factory", where the factory takes no
+            arguments and returns an nn.Module.
+        side: side of the pictures in pixels, after a central crop and resizing.
+        mean: mean of each channel, whose values are in [0, 1].
+        std: standard deviation of each channel.
+        dims: number of principal components to keep; they are fitted on the training pictures.
+        batch_size: number of pictures per batch.
     """
 
     module: str
@@ -56,7 +55,7 @@ class Extraction:
 
 
 class Picture(NamedTuple):
-    """A picture, by its path in the folder or zip, its split ("train" or "val") and its class."""
+    """A picture: path in the folder or zip, split ("train" or "val") and class."""
 
     path: str
     split: str
@@ -66,15 +65,15 @@ class Picture(NamedTuple):
 def prepare(
     source: Path, folder: Path, progress: store.Progress, *, extraction: Extraction
 ) -> Path:
-    """Make tiny_imagenet.safetensors in a folder, of pictures.
+    """Compute features of pictures and write tiny_imagenet.safetensors.
 
     Args:
-        source: a folder or zip with train/CLASS/... and val/CLASS/... or, as Tiny ImageNet has it,
-            val/images and val/val_annotations.txt; or with CLASS/... only, of which a tenth is
-            then held out for test. A folder test/ is left out: ImageNet's has no labels.
-        folder: where the file goes.
-        progress: is told how many pictures are done.
-        extraction: how features are made.
+        source: folder or zip with train/CLASS/... and val/CLASS/..., or val/images and
+            val/val_annotations.txt as in Tiny ImageNet. With CLASS/... only, a tenth is held out
+            for test. A folder test/ is ignored, because ImageNet's has no labels.
+        folder: folder for the file.
+        progress: callback with the number of finished pictures and the total.
+        extraction: how to compute the features.
     """
     module = load_module(extraction.module)
     with sources.open_files(source) as files:
@@ -83,7 +82,7 @@ def prepare(
         numbers = {kind: i for i, kind in enumerate(kinds)}
         labels = torch.tensor([numbers[picture.kind] for picture in pictures])
         train, test = _in_two(pictures, labels)
-        # One picture first: what cannot work is found before hours are spent on all of them.
+        # Try one picture first, to detect errors before hours of computation.
         one = _extract(module, files, pictures[:1], extraction, lambda done, total: None)
         _check_dims(extraction.dims, len(train), one.shape[1])
         raw = _extract(module, files, pictures, extraction, progress)
@@ -101,7 +100,7 @@ def prepare(
 
 
 def _in_two(pictures: list[Picture], labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Positions of the pictures for training and for test."""
+    """Return positions of the pictures for training and for test."""
     tests = torch.tensor([picture.split == "val" for picture in pictures])
     if not tests.any():
         return store.hold_out(labels, -(-len(labels) // 10))
@@ -109,7 +108,7 @@ def _in_two(pictures: list[Picture], labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def load_module(name: str) -> nn.Module:
-    """The module of a .pt2 file or of "package.module:factory", for inference."""
+    """Load the module of a .pt2 file or of "package.module:factory", in eval mode."""
     if name.endswith(".pt2"):
         return _load_exported(Path(name))
     package, colon, factory = name.partition(":")
@@ -119,31 +118,31 @@ def load_module(name: str) -> nn.Module:
         module = getattr(importlib.import_module(package), factory)()
     except (ImportError, AttributeError) as error:
         raise InputError(
-            f"cannot make a module with {name!r}: {error}. The package must be installed or lie "
-            "in the folder that you are in."
+            f"cannot build a module with {name!r}: {error}. The package must be installed or be in "
+            "the current folder."
         ) from error
     if not isinstance(module, nn.Module):
-        raise InputError(f"{name!r} gave a {type(module).__name__}; expected an nn.Module.")
+        raise InputError(f"{name!r} returned a {type(module).__name__}; expected an nn.Module.")
     return module.eval()
 
 
 def _load_exported(path: Path) -> nn.Module:
-    """The module of a file by torch.export; pickles of anything but tensors are refused."""
+    """Load a module with torch.export; refuses to unpickle anything but tensors."""
     if not path.is_file():
-        raise FileError(f"there is no file {path}; make it with torch.export.save.")
+        raise FileError(f"{path} does not exist; create it with torch.export.save.")
     try:
         with _weights_only():
             return torch.export.load(path).module()
-    except Exception as error:  # a broken file fails in as many ways as there are parts in it
+    except Exception as error:  # a damaged file can raise almost any exception
         raise FileError(
-            f"{path} cannot be read as a module by torch.export ({type(error).__name__}). "
-            "Make it with torch.export.save, of a module that holds tensors only."
+            f"torch.export cannot load {path} ({type(error).__name__}). Create it with "
+            "torch.export.save from a module that contains only tensors."
         ) from error
 
 
 @contextmanager
 def _weights_only() -> Iterator[None]:
-    """Lets torch.load unpickle nothing but tensors, even where torch.export asks it to."""
+    """Make torch.load unpickle only tensors, even if torch.export requests more."""
     before = os.environ.get(FORCE_WEIGHTS_ONLY)
     os.environ[FORCE_WEIGHTS_ONLY] = "1"
     try:
@@ -156,7 +155,7 @@ def _weights_only() -> Iterator[None]:
 
 
 def find_pictures(files: sources.Files) -> list[Picture]:
-    """The pictures of a folder or zip with their splits and classes; see `prepare`."""
+    """List the pictures of a folder or zip with their splits and classes; see `prepare`."""
     paths = [path for path in files.paths if path.lower().endswith(SUFFIXES)]
     places = {path: place for path in paths if (place := PLACE.search(path))}
     if any(place["split"] == "train" for place in places.values()):
@@ -173,14 +172,14 @@ def find_pictures(files: sources.Files) -> list[Picture]:
     if not pictures or unknown:
         what = f"{unknown[0].path} of an unknown class" if unknown else "no pictures in folders"
         raise FileError(
-            f"{files.root} holds {what}; expected train/CLASS/NAME.JPEG and val/CLASS/NAME.JPEG, "
-            "or CLASS/NAME.JPEG. Give the folder or zip as it was downloaded."
+            f"{files.root} contains {what}; expected train/CLASS/NAME.JPEG and "
+            "val/CLASS/NAME.JPEG, or CLASS/NAME.JPEG. Pass the folder or zip as downloaded."
         )
     return pictures
 
 
 def _table(files: sources.Files, name: str) -> dict[str, str]:
-    """The first two columns of one of Tiny ImageNet's tables; empty where there is none."""
+    """Read the first two columns of a Tiny ImageNet table; empty if there is none."""
     paths = [path for path in files.paths if path == name or path.endswith(f"/{name}")]
     lines = (line for path in paths for line in files.read(path).decode().splitlines())
     return dict(line.split("\t")[:2] for line in lines if "\t" in line)
@@ -194,7 +193,7 @@ def _extract(
     extraction: Extraction,
     progress: store.Progress,
 ) -> Tensor:
-    """What the module makes of the pictures, (n, d)."""
+    """Compute the features (n, d) of the pictures."""
     mean, std = torch.tensor(extraction.mean), torch.tensor(extraction.std)
     features = []
     for start in range(0, len(pictures), extraction.batch_size):
@@ -212,13 +211,13 @@ def _read(files: sources.Files, picture: Picture, side: int) -> Tensor:
 
 
 def _apply(module: nn.Module, channels: Tensor) -> Tensor:
-    """Features (B, d) of pictures (B, 3, side, side)."""
+    """Compute features (B, d) of pictures (B, 3, side, side)."""
     try:
         features = module(channels)
     except (RuntimeError, AssertionError, TypeError, ValueError) as error:
         raise InputError(
-            f"the module failed on pictures {tuple(channels.shape)}: {error}. Name the side that "
-            "it expects, and export it with a dynamic first dimension."
+            f"the module failed on pictures {tuple(channels.shape)}: {error}. Set --side to the "
+            "size that it expects, and export it with a dynamic first dimension."
         ) from error
     if not isinstance(features, Tensor) or len(features) != len(channels):
         got = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
@@ -230,16 +229,16 @@ def _apply(module: nn.Module, channels: Tensor) -> Tensor:
 
 
 def _check_dims(dims: int, count: int, width: int) -> None:
-    """There are at most as many principal components as features, and as pictures."""
+    """Raise if there are more principal components than features or pictures."""
     if not 1 <= dims <= min(count, width):
         raise InputError(
             f"cannot keep {dims} dimensions of {width} features of {count} training pictures; "
-            f"ask for 1 to {min(count, width)}."
+            f"use 1 to {min(count, width)}."
         )
 
 
 def _reduce(raw: Tensor, train: Tensor, dims: int) -> tuple[Tensor, Tensor]:
-    """Principal components (n, dims) as int8, and the scale (dims,) to multiply them with."""
+    """Compute principal components (n, dims) as int8, and the scale (dims,) to multiply by."""
     components = PCA(dims, random_state=0).fit(raw[train].numpy())
     reduced = components.transform(raw.numpy())
     scale = np.quantile(np.abs(reduced[train.numpy()]), 1 - OUTLIERS, axis=0) / 127

@@ -1,4 +1,4 @@
-"""Meshes in OFF files, and points drawn uniformly from their surfaces."""
+"""Read meshes from OFF files and draw points uniformly from their surfaces."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ Integers: TypeAlias = NDArray[np.int64]
 
 
 class Mesh(NamedTuple):
-    """A surface of triangles."""
+    """A triangle mesh."""
 
     vertices: Floats  # (v, 3)
-    triangles: Integers  # (t, 3), which vertices
+    triangles: Integers  # (t, 3), indices of vertices
 
 
 def parse_off(content: bytes) -> Mesh:
-    r"""The mesh of an OFF file; polygons become fans of triangles.
+    r"""Parse an OFF file; polygons become fans of triangles.
 
-    Some files of ModelNet40 lack the line break after "OFF": "OFF490 518 0" is read as well.
+    Some files of ModelNet40 lack the line break after "OFF", so "OFF490 518 0" is accepted.
 
     >>> parse_off(b"OFF3 1 0\n0 0 0\n0 1 0\n1 0 0\n3 0 1 2\n").triangles
     array([[0, 1, 2]])
@@ -39,19 +39,19 @@ def parse_off(content: bytes) -> Mesh:
     except (ValueError, IndexError) as error:
         raise FileError(f"it is malformed: {error}") from error
     if mesh.triangles.min() < 0 or mesh.triangles.max() >= len(mesh.vertices):
-        raise FileError(f"a face names a vertex beyond the {len(mesh.vertices)} that there are")
+        raise FileError(f"a face refers to a vertex that is not among the {len(mesh.vertices)}")
     return mesh
 
 
 def _parse_body(text: str) -> Mesh:
-    """The mesh after the word OFF."""
+    """Parse the content after the word OFF."""
     head, *lines = (line for line in text.splitlines() if line.strip())
     num_vertices, num_faces = (int(word) for word in head.split()[:2])
     if num_vertices < 1 or num_faces < 1:
         raise ValueError(f"it has {num_vertices} vertices and {num_faces} faces: no surface")
     if len(lines) < num_vertices + num_faces:
         raise ValueError(
-            f"{num_vertices} vertices and {num_faces} faces are announced, "
+            f"the header declares {num_vertices} vertices and {num_faces} faces, "
             f"but only {len(lines)} lines follow"
         )
     vertices = np.loadtxt(lines[:num_vertices], usecols=(0, 1, 2), ndmin=2)
@@ -59,9 +59,9 @@ def _parse_body(text: str) -> Mesh:
 
 
 def _triangles(faces: list[str]) -> Integers:
-    """The triangles (t, 3) of faces "count vertex vertex vertex ...", colours left out."""
+    """Parse faces "count vertex vertex vertex ..." to triangles (t, 3); ignores colours."""
     counts = {face.split(maxsplit=1)[0] for face in faces}
-    if counts == {"3"}:  # almost always, and much faster
+    if counts == {"3"}:  # the common case, and much faster
         return np.loadtxt(faces, usecols=(1, 2, 3), ndmin=2, dtype=np.int64)
     triangles = []
     for face in faces:
@@ -69,17 +69,17 @@ def _triangles(faces: list[str]) -> Integers:
         first, *others = (int(word) for word in words[: int(count)])
         triangles += [(first, a, b) for a, b in pairwise(others)]
     if not triangles:
-        raise ValueError("no face has three corners")
+        raise ValueError("no face has three vertices")
     return np.array(triangles, dtype=np.int64)
 
 
 def sample(mesh: Mesh, count: int, name: str) -> Floats:
-    """Points drawn uniformly by area, then centred and scaled to the unit ball.
+    """Draw points uniformly by area, then centre and scale them to the unit ball.
 
     Args:
-        mesh: the surface.
+        mesh: the mesh.
         count: number of points.
-        name: seeds the draw: a shape's points do not depend on what else is prepared.
+        name: seed, so that the points of a shape do not depend on other shapes.
 
     Returns:
         Points (count, 3).
@@ -89,12 +89,12 @@ def sample(mesh: Mesh, count: int, name: str) -> Floats:
     areas = np.linalg.norm(np.cross(sides[:, 0], sides[:, 1]), axis=-1)
     total = areas.sum()
     if not 0 < total < np.inf:
-        raise FileError(f"its surface has the area {total / 2}; no points can be drawn from it")
-    # RandomState, not Generator: numpy promises that its stream will never change.
+        raise FileError(f"its surface area is {total / 2}; cannot draw points from it")
+    # RandomState instead of Generator: numpy guarantees that its stream never changes.
     random = np.random.RandomState(zlib.crc32(name.encode()))
     chosen = random.choice(len(areas), size=count, p=areas / total)
     along = random.random_sample((count, 2, 1))
-    # Half of the parallelogram is the triangle; the other half is folded back onto it.
+    # Map points of the parallelogram's other half back to the triangle.
     along = np.where(along.sum(axis=1, keepdims=True) > 1, 1 - along, along)
     points = corners[chosen, 0] + (along * sides[chosen]).sum(axis=1)  # (count, 3)
     points -= points.mean(axis=0)

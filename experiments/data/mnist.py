@@ -17,15 +17,15 @@ from experiments.data import sources, store
 from setfold import FileError
 
 SIDE = 28
-HELD_OUT = 12  # one of so many of the official training set is held out
-IMAGES, LABELS = 2051, 2049  # the first number in an idx file: what it holds
+HELD_OUT = 12  # one in 12 images of the official training set is held out
+IMAGES, LABELS = 2051, 2049  # magic numbers of idx files
 HELP = (
     "Download the four files of MNIST (train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz,"
     " t10k-images-idx3-ubyte.gz, t10k-labels-idx1-ubyte.gz) into one folder, from"
-    " http://yann.lecun.com/exdb/mnist or a mirror of it, and give the folder; or give mnist.npz"
-    " as Keras offers it. For research; cite LeCun, Cortes and Burges."
+    " http://yann.lecun.com/exdb/mnist or a mirror, and pass the folder; or pass mnist.npz as"
+    " distributed by Keras. For research; cite LeCun, Cortes and Burges."
 )
-# A seven-segment display: top, left, bottom and right of each segment, and which digits light up.
+# Seven-segment display: top, left, bottom, right of each segment, and the lit segments per digit.
 SEGMENTS = [
     (7, 11, 8, 20),
     (7, 11, 16, 12),
@@ -39,7 +39,7 @@ LIT = ["012456", "25", "02346", "02356", "1235", "01356", "013456", "025", "0123
 
 
 class Digits(NamedTuple):
-    """Pictures of each split, white on black, and which digits they show."""
+    """Pictures of each split, white on black, and their labels."""
 
     images: dict[str, Tensor]  # (n, 28, 28) uint8
     labels: dict[str, Tensor]  # (n,) int64
@@ -47,10 +47,10 @@ class Digits(NamedTuple):
 
 @cache
 def load(*, made_up: bool = False) -> Digits:
-    """The digits: "test" is the official one, "validation" 5,000 of the 60,000 for training.
+    """Load the digits: the official "test" split, and 5,000 of 60,000 as "validation".
 
     Args:
-        made_up: the digits of a clock's display instead, for which no file is needed.
+        made_up: whether to return synthetic seven-segment digits instead, which need no file.
     """
     if made_up:
         return _clock_digits()
@@ -64,7 +64,7 @@ def load(*, made_up: bool = False) -> Digits:
 
 
 def _clock_digits() -> Digits:
-    """Digits of seven segments, at random places and of random brightness."""
+    """Make seven-segment digits with random positions and brightness."""
     sizes = [400, 200, 200]
     random = torch.Generator().manual_seed(0)
     labels = torch.arange(sum(sizes)) % 10
@@ -83,13 +83,13 @@ def _clock_digits() -> Digits:
 
 
 def prepare(source: Path, folder: Path, progress: store.Progress) -> Path:
-    """Make mnist.safetensors in a folder.
+    """Write mnist.safetensors.
 
     Args:
-        source: the folder of the four idx files, packed with gzip or not, or an npz of x_train,
-            y_train, x_test and y_test.
-        folder: where the file goes.
-        progress: is told how many of the four parts are done.
+        source: folder with the four idx files, with or without gzip, or an npz of x_train, y_train,
+            x_test and y_test.
+        folder: folder for the file.
+        progress: callback with the number of finished parts and the total.
     """
     arrays = _compact(source) if source.suffix == ".npz" else _idx_files(source)
     tensors = {}
@@ -100,14 +100,15 @@ def prepare(source: Path, folder: Path, progress: store.Progress) -> Path:
         images, labels = tensors[f"{split}_images"], tensors[f"{split}_labels"]
         if images.shape != (len(labels), SIDE, SIDE):
             raise FileError(
-                f"{source}: {len(labels)} labels for {split}, but images of shape "
-                f"{tuple(images.shape)}; expected as many of 28x28. Download both files again."
+                f"{source}: {len(labels)} {split} labels, but images of shape "
+                f"{tuple(images.shape)}; expected one 28x28 image per label. Download both files "
+                "again."
             )
     return store.write("mnist", folder, tensors, {})
 
 
 def _compact(source: Path) -> dict[str, np.ndarray]:
-    """The four arrays of an npz file."""
+    """Read the four arrays of an npz file."""
     arrays = sources.read_arrays(source, "x_train", "y_train", "x_test", "y_test")
     return {
         "train_images": arrays["x_train"],
@@ -118,7 +119,7 @@ def _compact(source: Path) -> dict[str, np.ndarray]:
 
 
 def _idx_files(folder: Path) -> dict[str, np.ndarray]:
-    """The arrays of the four idx files in a folder."""
+    """Read the arrays of the four idx files in a folder."""
     return {
         "train_images": _read_idx(_find(folder, "train-images", "idx3-ubyte"), IMAGES),
         "train_labels": _read_idx(_find(folder, "train-labels", "idx1-ubyte"), LABELS),
@@ -128,38 +129,37 @@ def _idx_files(folder: Path) -> dict[str, np.ndarray]:
 
 
 def _find(folder: Path, stem: str, suffix: str) -> Path:
-    """The file, as the official page names it or with a dot; packed or not."""
+    """Find a file by its official name or with a dot, with or without .gz."""
     names = [f"{stem}{joint}{suffix}{end}" for end in ("", ".gz") for joint in "-."]
     found = [folder / name for name in names if (folder / name).is_file()]
     if not found:
         raise FileError(
-            f"there is no {folder / names[0]}, nor that with .gz. Download all four files of MNIST "
-            "into one folder and give that."
+            f"neither {folder / names[0]} nor a .gz of it exists. Download all four files of MNIST "
+            "into one folder and pass that folder."
         )
     return found[0]
 
 
 def _read_idx(path: Path, magic: int) -> np.ndarray:
-    """The array of an idx file: a magic number, the sizes, the bytes."""
+    """Read the array of an idx file: magic number, sizes, bytes."""
     try:
         content = path.read_bytes()
         if path.suffix == ".gz":
             content = gzip.decompress(content)
     except (OSError, EOFError, zlib.error) as error:
-        raise FileError(f"{path} cannot be read ({error}). Download it again.") from error
+        raise FileError(f"cannot read {path} ({error}). Download it again.") from error
     found = int.from_bytes(content[:4], "big")
     if found != magic:
         what = "images" if magic == IMAGES else "labels"
         raise FileError(
-            f"{path} starts with the number {found}; a file of {what} starts with {magic}. "
-            "Download it again."
+            f"{path} has the magic number {found}; expected {magic} for {what}. Download it again."
         )
     rank = magic % 256
     shape = [int.from_bytes(content[4 * i : 4 * i + 4], "big") for i in range(1, rank + 1)]
     head = 4 + 4 * rank
     if len(content) != head + math.prod(shape):
         raise FileError(
-            f"{path} is truncated or too long: {len(content)} bytes for the sizes {shape}. "
+            f"{path} is truncated or too long: {len(content)} bytes for the shape {shape}. "
             "Download it again."
         )
     return np.frombuffer(content, dtype=np.uint8, offset=head).reshape(shape).copy()

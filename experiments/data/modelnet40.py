@@ -15,17 +15,17 @@ from experiments.data import meshes, sources, store
 from setfold import FileError
 
 POINTS = 2048
-LEVELS = 32767  # of a coordinate within [-1, 1], as int16
+LEVELS = 32767  # int16 value of the coordinate 1.0
 HELP = (
-    "Download ModelNet40.zip, the meshes, from https://modelnet.cs.princeton.edu, and give the zip"
-    " or the folder that it holds. For academic research only; the shapes and what is made of them"
-    " must not be passed on."
+    "Download ModelNet40.zip (the meshes) from https://modelnet.cs.princeton.edu and pass the zip"
+    " or the unpacked folder. For academic research only; shapes and derived data must not be"
+    " redistributed."
 )
 MESH = re.compile(r"(?:^|/)(?P<kind>[^/]+)/(?P<split>train|test)/(?P<name>[^/]+)\.off$")
 
 
 class Clouds(NamedTuple):
-    """Point clouds of each split, centred and within the unit ball, and what they are."""
+    """Point clouds of each split, centred and within the unit ball, and their labels."""
 
     points: dict[str, Tensor]  # (n, P, 3) float32
     labels: dict[str, Tensor]  # (n,) int64
@@ -34,10 +34,10 @@ class Clouds(NamedTuple):
 
 @cache
 def load(*, made_up: bool = False) -> Clouds:
-    """The clouds: "test" is the official one, "validation" a tenth of each class of "train".
+    """Load the clouds: the official "test" split, and a tenth of each class as "validation".
 
     Args:
-        made_up: a few clouds of four simple shapes instead, for which no file is needed.
+        made_up: whether to return a few synthetic clouds of simple shapes, which need no file.
     """
     if made_up:
         return _simple_shapes()
@@ -57,7 +57,7 @@ def load(*, made_up: bool = False) -> Clouds:
 
 
 def _simple_shapes() -> Clouds:
-    """Spheres, cubes, cylinders and tori, each stretched in its own way."""
+    """Make randomly scaled spheres, cubes, cylinders and tori."""
     sizes = [64, 16, 16]
     random = torch.Generator().manual_seed(0)
     labels = torch.arange(sum(sizes)) % 4
@@ -82,13 +82,13 @@ def _simple_shapes() -> Clouds:
 
 
 def prepare(source: Path, folder: Path, progress: store.Progress) -> Path:
-    """Make modelnet40.safetensors in a folder.
+    """Write modelnet40.safetensors.
 
     Args:
-        source: the zip or the folder with CLASS/train/NAME.off and CLASS/test/NAME.off, or an npz
-            of points (x_train, y_train, x_test, y_test, scale, classes, missing).
-        folder: where the file goes.
-        progress: is told how many shapes are done.
+        source: zip or folder with CLASS/train/NAME.off and CLASS/test/NAME.off, or an npz of
+            points (x_train, y_train, x_test, y_test, scale, classes, missing).
+        folder: folder for the file.
+        progress: callback with the number of finished shapes and the total.
     """
     if source.suffix == ".npz":
         tensors, classes, missing = _compact(source)
@@ -101,7 +101,7 @@ def prepare(source: Path, folder: Path, progress: store.Progress) -> Path:
 
 
 def _compact(source: Path) -> tuple[dict[str, Tensor], list[str], list[str]]:
-    """The tensors of an npz file, the names of the classes and of the shapes that it lacks."""
+    """Read tensors, class names and names of missing shapes from an npz file."""
     names = ("x_train", "y_train", "x_test", "y_test", "scale", "classes", "missing")
     arrays = sources.read_arrays(source, *names)
     tensors = {
@@ -115,13 +115,13 @@ def _compact(source: Path) -> tuple[dict[str, Tensor], list[str], list[str]]:
 
 
 def _sample(files: sources.Files, progress: store.Progress) -> tuple[dict[str, Tensor], list[str]]:
-    """Points and labels of all meshes, and the names of the classes."""
+    """Draw points from all meshes; returns points, labels and class names."""
     found = [match for path in files.paths if (match := MESH.search(path))]
     classes = sorted({match["kind"] for match in found})
     if {match["split"] for match in found} != {"train", "test"}:
         raise FileError(
-            f"{files.root} holds {len(found)} files CLASS/train/NAME.off or CLASS/test/NAME.off; "
-            "expected some of both. Give ModelNet40.zip or the folder that it holds."
+            f"{files.root} contains {len(found)} files CLASS/train/NAME.off or "
+            "CLASS/test/NAME.off; expected some of both. Pass ModelNet40.zip or its folder."
         )
     points: dict[str, list[Tensor]] = {"train": [], "test": []}
     labels: dict[str, list[int]] = {"train": [], "test": []}
@@ -137,12 +137,12 @@ def _sample(files: sources.Files, progress: store.Progress) -> tuple[dict[str, T
 
 
 def _points(files: sources.Files, match: re.Match[str]) -> Tensor:
-    """Points (P, 3) of one mesh, int16."""
+    """Draw points (P, 3) of one mesh, as int16."""
     content = files.read(match.string)
     try:
         points = meshes.sample(meshes.parse_off(content), POINTS, match["name"])
     except FileError as error:
         raise FileError(
-            f"{files.root / match.string}: {error}. Download it again, or leave the shape out."
+            f"{files.root / match.string}: {error}. Download it again, or remove the shape."
         ) from error
     return torch.from_numpy((points * LEVELS).round().astype(np.int16))

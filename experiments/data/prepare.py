@@ -1,4 +1,4 @@
-"""The data sets that `python -m experiments prepare` knows."""
+"""The data sets of `python -m experiments prepare`."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ DATASETS = {
 
 
 def with_module(extraction: features.Extraction) -> DataSet:
-    """Tiny ImageNet, or any other pictures in its place, with a module that makes the features."""
+    """Return the data set Tiny ImageNet (or other pictures) with features of a given module."""
     prepare = partial(features.prepare, extraction=extraction)
     return DataSet("tiny_imagenet", tiny_imagenet.HELP, prepare)

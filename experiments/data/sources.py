@@ -1,4 +1,4 @@
-"""What a user has downloaded: a folder or a zip of files, a file of arrays, a picture."""
+"""Read downloaded files: folders, zip archives, npz arrays and pictures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from setfold import FileError
 
-HIDDEN = re.compile(r"(^|/)(\.|__MACOSX/)")  # what macOS leaves in folders and archives
+HIDDEN = re.compile(r"(^|/)(\.|__MACOSX/)")  # hidden files and files that macOS adds
 DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError)
 
 
@@ -28,8 +28,8 @@ class Files:
 
     Args:
         root: the folder or the zip, for messages.
-        paths: of the files within it, sorted.
-        read: gives the content of one.
+        paths: sorted paths of the files in it.
+        read: function that returns the content of a file.
     """
 
     root: Path
@@ -39,27 +39,27 @@ class Files:
 
 @contextmanager
 def open_files(root: Path) -> Iterator[Files]:
-    """The files of a folder or a zip, hidden ones left out."""
+    """Open a folder or a zip; ignores hidden files."""
     if root.is_dir():
         paths = [path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()]
         yield Files(root, _visible(paths), lambda path: (root / path).read_bytes())
         return
     if not root.is_file():
-        raise FileError(f"there is no file or folder {root}; give what you downloaded.")
+        raise FileError(f"{root} does not exist; pass the downloaded file or folder.")
     try:
         archive = zipfile.ZipFile(root)
     except zipfile.BadZipFile as error:
         raise FileError(
-            f"{root} is truncated or not a zip ({error}). Download it again, or give a folder."
+            f"{root} is truncated or not a zip ({error}). Download it again, or pass a folder."
         ) from error
 
     def read(path: str) -> bytes:
         try:
             return archive.read(path)
-        except (*DAMAGED, RuntimeError) as error:  # RuntimeError: packed in a way unknown here
+        except (*DAMAGED, RuntimeError) as error:  # RuntimeError: unsupported compression
             raise FileError(
-                f"{path} in {root} cannot be unpacked ({error}). Download the zip again, or unpack "
-                "it and give the folder."
+                f"cannot unpack {path} in {root} ({error}). Download the zip again, or unpack it "
+                "and pass the folder."
             ) from error
 
     with archive:
@@ -71,24 +71,24 @@ def _visible(paths: list[str]) -> list[str]:
 
 
 def read_arrays(path: Path, *names: str) -> dict[str, np.ndarray]:
-    """Named arrays of an npz file; objects are refused, as they would have to be unpickled."""
+    """Read arrays of an npz file by name; raises for object arrays, which need pickle."""
     try:
         with path.open("rb") as file, np.load(file) as arrays:
             return {name: arrays[name] for name in names}
     except (OSError, KeyError, ValueError, *DAMAGED) as error:
         raise FileError(
-            f"{path} cannot be read as arrays {', '.join(names)}: {error}. "
-            "Give another file, or what the data set's own page offers."
+            f"cannot read the arrays {', '.join(names)} of {path}: {error}. "
+            "Pass another file, or the files from the data set's page."
         ) from error
 
 
 def read_picture(content: bytes, name: str, side: int) -> Tensor:
-    """The central square of a picture, made smaller or larger with antialiasing.
+    """Read the central square of a picture, resized with antialiasing.
 
     Args:
-        content: of a JPEG or any other file that Pillow reads.
-        name: of the file, for messages.
-        side: pixels of the result's sides.
+        content: content of a JPEG or any other file that Pillow reads.
+        name: name of the file, for messages.
+        side: side of the result in pixels.
 
     Returns:
         Pixels (side, side, 3), uint8.
@@ -97,13 +97,11 @@ def read_picture(content: bytes, name: str, side: int) -> Tensor:
         with Image.open(io.BytesIO(content)) as picture:
             rgb = picture.convert("RGB")
     except (OSError, SyntaxError, ValueError) as error:
-        raise FileError(
-            f"{name} is not a picture that can be read ({error}). Download it again."
-        ) from error
+        raise FileError(f"cannot read the picture {name} ({error}). Download it again.") from error
     width, height = rgb.size
     short = min(width, height)
     left, top = (width - short) // 2, (height - short) // 2
-    # Cut out first: resize's own box would let what lies around it bleed into the border.
+    # Crop first: with `box`, resize would blend surrounding pixels into the border.
     square = rgb.crop((left, top, left + short, top + short))
     small = square.resize((side, side), Image.Resampling.BILINEAR)
     return torch.from_numpy(np.array(small))

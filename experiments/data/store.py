@@ -1,4 +1,4 @@
-"""The prepared files: where they are, what is said when one is missing, how one is written."""
+"""Read and write prepared files of data sets."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ FOLDER = "SETFOLD_DATA"
 KIND = "data"
 SPLITS = ("train", "validation", "test")
 
-Progress = Callable[[int, int], None]  # how many are done, of how many
+Progress = Callable[[int, int], None]  # callback with the number done and the total
 
 
 class MissingDataError(FileError):
-    """A prepared file of a data set is not there."""
+    """Raised if the prepared file of a data set does not exist."""
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set as `python -m experiments prepare` knows it.
+    """A data set of `python -m experiments prepare`.
 
     Args:
-        name: as the command line has it; with the suffix .safetensors, the name of its file.
-        help: what to download, from where, under which terms.
-        prepare: makes the file, of what was downloaded, in a folder; gives the file's path.
+        name: name on the command line; the file is called NAME.safetensors.
+        help: what to download, where, and the terms of use.
+        prepare: function of source, folder and progress that writes the file and returns its path.
     """
 
     name: str
@@ -45,28 +45,28 @@ def read(name: str, advice: str) -> tuple[dict[str, Tensor], Any]:
     """Read a prepared file.
 
     Args:
-        name: of the data set.
-        advice: what to download, for the message when the file is missing.
+        name: name of the data set.
+        advice: what to download, for the message if the file is missing.
 
     Returns:
-        The tensors, mapped from disk, and the description.
+        The memory-mapped tensors and the description.
     """
     folder = os.environ.get(FOLDER)
     path = Path(folder or "") / f"{name}.safetensors"
     if not folder or not path.is_file():
-        looked = f"there is no {path}" if folder else f"the variable {FOLDER} is not set"
-        first = "" if folder else f"  export {FOLDER}=FOLDER  # any, for the prepared files\n"
+        reason = f"{path} does not exist" if folder else f"the variable {FOLDER} is not set"
+        first = "" if folder else f"  export {FOLDER}=FOLDER  # folder for prepared files\n"
         raise MissingDataError(
-            f"the data set {name} is missing: {looked}.\n{advice}\nThen type\n"
+            f"the data set {name} is missing: {reason}.\n{advice}\nThen run\n"
             f"{first}  python -m experiments prepare {name} SOURCE\n"
-            f"where SOURCE is what you downloaded; the file goes into ${FOLDER}."
+            f"where SOURCE is the downloaded file or folder. It writes to ${FOLDER}."
         )
     _, tensors, description = files.read(path, KIND)
     return tensors, description
 
 
 def write(name: str, folder: Path, tensors: dict[str, Tensor], description: Any) -> Path:
-    """Write a prepared file, whole or not at all; an older one stays until the new one is whole."""
+    """Write a prepared file atomically; an older file is kept until the new one is complete."""
     path = folder / f"{name}.safetensors"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -74,28 +74,28 @@ def write(name: str, folder: Path, tensors: dict[str, Tensor], description: Any)
     except OSError as error:
         size = sum(tensor.nbytes for tensor in tensors.values())
         raise FileError(
-            f"cannot write {path}: {error.strerror}. It needs {size / 1e6:.0f} MB; nothing was "
-            "left behind. Make room or name another folder."
+            f"cannot write {path}: {error.strerror}. It needs {size / 1e6:.0f} MB. No partial file "
+            "was left. Free some space or choose another folder."
         ) from error
     return path
 
 
 def in_splits(values: Tensor, sizes: list[int]) -> dict[str, Tensor]:
-    """Values (n, ...) cut into the three splits, in order."""
+    """Cut values (n, ...) into the three splits, in order."""
     return dict(zip(SPLITS, values.split(sizes), strict=True))
 
 
 def hold_out(labels: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Positions that stay and `count` positions that are held out: the same share of each class.
+    """Return positions to keep and `count` positions to hold out, stratified by class.
 
     >>> labels = torch.tensor([0, 1, 1, 0, 0, 0])
     >>> stay, out = hold_out(labels, 3)
     >>> len(stay), labels[out].sort().values
     (3, tensor([0, 0, 1]))
     """
-    # RandomState, not Generator: numpy promises that its stream will never change.
+    # RandomState instead of Generator: numpy guarantees that its stream never changes.
     shuffled = torch.from_numpy(np.random.RandomState(0).permutation(len(labels)))
     by_class = shuffled[labels[shuffled].argsort(stable=True)]
     held = torch.zeros(len(labels), dtype=torch.bool)
-    held[by_class[torch.arange(count) * len(labels) // count]] = True  # evenly spread over them
+    held[by_class[torch.arange(count) * len(labels) // count]] = True  # evenly spaced
     return torch.nonzero(~held).flatten(), torch.nonzero(held).flatten()

@@ -1,4 +1,4 @@
-"""Tiny ImageNet: features of pictures of 200 classes, as a frozen network gives them."""
+"""Tiny ImageNet: features of pictures of 200 classes, computed by a frozen network."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from experiments.data import sources, store
 from setfold import FileError
 
 HELP = (
-    "Download tiny-imagenet-200.zip, from http://cs231n.stanford.edu/tiny-imagenet-200.zip, and"
-    " give the zip or the folder that it holds, and a module that maps pictures to features:"
-    " --module FILE.pt2 or --module package.module:factory. ImageNet's terms hold: for"
-    " non-commercial research only; pictures and what is made of them must not be passed on."
+    "Download http://cs231n.stanford.edu/tiny-imagenet-200.zip and pass the zip or the unpacked"
+    " folder, with a module that maps pictures to features: --module FILE.pt2 or"
+    " --module package.module:factory. ImageNet's terms apply: for non-commercial research only;"
+    " pictures and derived data must not be redistributed."
 )
 
 
 class Features(NamedTuple):
-    """Features of each split, and the classes that they belong to."""
+    """Features of each split, and their classes."""
 
     features: dict[str, Tensor]  # (n, 256) float32
     labels: dict[str, Tensor]  # (n,) int64
@@ -30,10 +30,10 @@ class Features(NamedTuple):
 
 @cache
 def load(*, made_up: bool = False) -> Features:
-    """The features: "test" is the official validation set, "validation" a tenth of "train".
+    """Load the features: "test" is the official validation set, "validation" a tenth of "train".
 
     Args:
-        made_up: clusters of 20 classes instead, for which no file is needed.
+        made_up: whether to return synthetic clusters of 20 classes, which need no file.
     """
     if made_up:
         return _clusters()
@@ -53,7 +53,7 @@ def load(*, made_up: bool = False) -> Features:
 
 
 def _clusters() -> Features:
-    """Gaussian clusters of 20 classes."""
+    """Make Gaussian clusters of 20 classes."""
     sizes = [800, 400, 400]
     random = torch.Generator().manual_seed(0)
     labels = torch.arange(sum(sizes)) % 20
@@ -67,18 +67,18 @@ def _clusters() -> Features:
 
 
 def prepare(source: Path, folder: Path, progress: store.Progress) -> Path:
-    """Make tiny_imagenet.safetensors in a folder, of features that are there already.
+    """Write tiny_imagenet.safetensors from existing features.
 
     Args:
-        source: an npz of x_train, y_train, x_val, y_val, scale and words. Pictures need a module
-            as well: see `experiments.data.features`.
-        folder: where the file goes.
-        progress: is told when the features are read.
+        source: npz of x_train, y_train, x_val, y_val, scale and words. For pictures, see
+            `experiments.data.features`.
+        folder: folder for the file.
+        progress: callback, called when the features have been read.
     """
     if source.suffix != ".npz":
         raise FileError(
-            f"{source} is not an npz of features. Pictures need a module that makes the features: "
-            "add --module FILE.pt2 or --module package.module:factory."
+            f"{source} is not an npz of features. To compute features of pictures, add "
+            "--module FILE.pt2 or --module package.module:factory."
         )
     names = ("x_train", "y_train", "x_val", "y_val", "scale", "words")
     arrays = sources.read_arrays(source, *names)

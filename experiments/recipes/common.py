@@ -1,4 +1,4 @@
-"""What recipes share: how runs are made of a training, and tables and headlines of runs."""
+"""Helpers for recipes: build runs from trainings, and tables and headlines from records."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ Best = Callable[[Iterable[float]], float]
 
 
 def with_task(training: Training[TaskT], **changes: Any) -> Training[TaskT]:
-    """The same training of a task that differs in some fields."""
+    """Return the same training with some fields of its task changed."""
     return replace(training, task=replace(training.task, **changes))
 
 
 def with_pools(training: Training[TaskT], pools: Mapping[str, Pool]) -> dict[str, Training[TaskT]]:
-    """The same training for each method: what differs is the set encoder alone."""
+    """Return the same training for each method; only the set encoder differs."""
     return {method: with_task(training, pool=pool) for method, pool in pools.items()}
 
 
 def with_methods(
     training: Training[TaskT], methods: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Training[TaskT]]:
-    """The same training for each method, where more than the set encoder differs."""
+    """Return the same training for each method, where more than the set encoder differs."""
     return {method: with_task(training, **changes) for method, changes in methods.items()}
 
 
 def tested(method: str, training: Training[Task], **settings: str | int | float) -> Run:
-    """A run that measures on the test split what was validated in training."""
+    """Return a run that measures the task's validation metric on the test split."""
     measure = partial(training.task.evaluate, split="test")
     return Run(method, training, measure, settings, training.seed)
 
@@ -46,7 +46,7 @@ def measured(
     settings: Mapping[str, str | int | float] | None = None,
     **arguments: Any,
 ) -> Run:
-    """A run that measures something of its own: measure(model, task=..., **arguments)."""
+    """Return a run that calls measure(model, task=..., **arguments) after training."""
     bound = partial(measure, task=training.task, **arguments)
     return Run(method, training, bound, settings or {}, training.seed)
 
@@ -59,7 +59,7 @@ def table_of(
     digits: int = 3,
     paper: Mapping[str, Mapping[float, float]] | None = None,
 ) -> str:
-    """Methods against what is varied, {method: {x: [seeds]}}; the paper's numbers below each."""
+    """Make a table of {method: {x: [value of each seed]}}, with the paper's numbers below each."""
     columns = sorted({x for line in values.values() for x in line})
     rows: list[list[report.Cell]] = []
     for method in style.looks(values):
@@ -78,7 +78,7 @@ def curve_section(
     digits: int = 3,
     log: bool = False,
 ) -> Section:
-    """A table and a figure of {method: {x: [seeds]}}."""
+    """Make a table and a line plot of {method: {x: [value of each seed]}}."""
     drawing, (axes,) = style.figure(height=3.2)
     style.curves(axes, values, xlabel, ylabel, log=log)
     style.legend(drawing)
@@ -86,7 +86,7 @@ def curve_section(
 
 
 def ranking(values: Mapping[str, Sequence[float]], *, best: Best, digits: int = 3) -> str:
-    """Methods and their means over seeds, the best one first.
+    """List methods and their means over seeds, best first.
 
     >>> ranking({"Deep Sets": [0.5, 0.7], "PMA": [0.25]}, best=min, digits=2)
     'PMA 0.25, Deep Sets 0.60'
@@ -99,7 +99,7 @@ def ranking(values: Mapping[str, Sequence[float]], *, best: Best, digits: int = 
 def ends(
     values: Mapping[str, Mapping[float, Sequence[float]]], unit: str, *, best: Best, digits: int = 3
 ) -> str:
-    """The rankings at the first and at the last place of the curves.
+    """Rank the methods at the first and at the last x of the curves.
 
     >>> ends({"PMA": {100: [0.25], 200: [0.5]}}, " points", best=max, digits=2)
     '100 points: PMA 0.25; 200 points: PMA 0.50'
@@ -114,5 +114,5 @@ def ends(
 def at(
     values: Mapping[str, Mapping[float, Sequence[float]]], x: float
 ) -> dict[str, Sequence[float]]:
-    """The methods' values at one place of their curves."""
+    """Return the methods' values at one x of their curves."""
     return {method: line[x] for method, line in values.items() if x in line}

@@ -1,7 +1,7 @@
-"""The settings that recipes start from: each task's training at each size, and the encoders.
+"""Default settings of the recipes: each task's training at each size, and the encoders.
 
-The paper's own are at size "paper". Those at size "small" were tuned on validation splits, with the same
-effort for all methods: rates, schedules and norms were chosen once for all of them.
+Size "paper" uses the paper's settings. Size "small" was tuned on validation splits, with the same
+effort for all methods: learning rates, schedules and norms were chosen once for all of them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SLOTS_APART = Slots(
     attention="softmax",
     similarity="cosine",
 )
-AS_PRINTED = Slots(1, aggregate="sum", apart=False)  # the paper's Table 3
+AS_PRINTED = Slots(1, aggregate="sum", apart=False)  # as in the paper's Table 3
 COMPLETION: dict[Size, Training[Reconstruction]] = {
     Size.SMOKE: Training(
         Reconstruction(
@@ -70,7 +70,7 @@ COMPLETION_METHODS: dict[str, dict[str, Any]] = {
 }
 NLL = "NLL (nats per dimension)"
 
-# Ablations compare settings of one encoder, so they are shorter than what decides between encoders.
+# Ablations compare settings of one encoder, so they train for fewer epochs.
 ABLATION: dict[Size, Training[Reconstruction]] = {
     **COMPLETION,
     Size.SMALL: replace(COMPLETION[Size.SMALL], epochs=3, validations=2),
@@ -137,7 +137,7 @@ CLOUDS: dict[Size, Training[PointClouds]] = {
     ),
     Size.PAPER: Training(PointClouds(DeepSets("max")), batch_size=64),
 }
-# For more points, from the weights of the fewest; the paper's size begins anew for each number.
+# For more points, models are fine-tuned; size "paper" trains from scratch for each number.
 FINE_TUNING: dict[Size, Training[PointClouds]] = {
     size: replace(
         training, epochs=max(1, training.epochs // 20), rate=training.rate / 5, validations=1
@@ -181,7 +181,7 @@ IMAGE_METHODS: dict[str, dict[str, Any]] = {
     "SSE, as printed": {
         "pool": Slots(
             128, 128, apart=False, combine=Combine.SUM
-        ),  # an average is 128 times smaller
+        ),  # a mean would be 128 times smaller
         "layers": 0,
     },
     "SSE, wide slots": {"pool": _WIDE_SLOTS, "layers": 0},
@@ -203,7 +203,7 @@ IMAGES: dict[Size, Training[FeatureCentroids]] = {
     Size.PAPER: Training(FeatureCentroids(DeepSets()), epochs=50, batch_size=1),
 }
 
-# ---- sets of numbers and points, drawn anew ----------------------------------------------------
+# ---- generated sets of numbers and points ------------------------------------------------------
 
 _CLUSTER_TRANSFORMER = Transformer(dim=128, last=PMA(num_seeds=4))
 CLUSTER_POOLS: dict[str, Pool] = {

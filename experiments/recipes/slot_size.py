@@ -1,9 +1,9 @@
-"""The size of slots h (the paper's Figure 6e).
+"""Vary the slot size h (the paper's Figure 6e).
 
     python -m experiments run slot-size --size small     # about 7 minutes on two cores
 
 Paper: with one slot, h = 32, 64, 128 and 256 matter a lot (a plot without numbers).
-Here: SSE, as printed: best 0.276 at 256, worst 0.293 at 64; SSE, slots apart: best 0.176 at 32,
+Measured: SSE, as printed: best 0.276 at 256, worst 0.293 at 64; SSE, slots apart: best 0.176 at 32,
 worst 0.188 at 64.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from experiments import report
-from experiments.recipe import Recipe
+from experiments.recipe import Outcome, Recipe
 from experiments.recipes.common import curve_section
 from experiments.recipes.settings import AS_PRINTED, NLL, SLOTS_APART
 from experiments.recipes.slot_count import best_of, varied
@@ -28,25 +28,30 @@ POOLS = {
 
 
 def section(records: Sequence[Record]) -> Section:
-    """NLL against the size of slots."""
+    """Plot NLL against the slot size."""
     values = report.grid(records, "nll", "method", "h")
-    return curve_section(values, "size of a slot h", NLL, best=min, log=True)
+    return curve_section(values, "slot size h", NLL, best=min, log=True)
 
 
 RECIPE = Recipe(
     number=10,
     name="slot-size",
-    title="The size of slots",
-    claim="""With a single slot, its size h = 32, 64, 128 or 256 has a significant impact on NLL; random slots
-    can suffer from a bad choice, learned slots gain from a larger one.""",
+    title="The slot size",
+    claim="""With a single slot, its size h = 32, 64, 128 or 256 has a significant impact on
+    NLL. Random slots can suffer from a bad choice; learned slots gain from a larger size.""",
     runs=lambda size, seed: varied(POOLS, "h", size, seed),
     section=section,
     headline=lambda records: best_of(records, "h"),
+    outcome=Outcome.FAILS,
     holds="no",
-    verdict="""With one slot its size cannot matter: every element gives it weight 1 whatever it holds, and slots,
-    queries and keys get no gradient. What differs between the columns as printed is that another size draws
-    other initial weights. With eight learned slots apart the size could matter, and does not: the means lie
-    within what seeds make.""",
-    cut="As for the choice of g: 200 pixels of 32 x 32 images; 3 epochs on 8,000 images.",
+    summary="""The slot size has little effect: for sizes 32 to 256, NLL is 0.276 to 0.293 as
+    printed and 0.176 to 0.188 with slots apart.""",
+    verdict="""With one slot, the slot size cannot matter: every element has weight 1 whatever
+    the slot contains, and slots, queries and keys get no gradient. The columns as printed
+    differ only because another size draws other initial weights. With eight learned slots
+    apart the size could matter, but it does not: the means are within the spread between
+    seeds.""",
+    cut="""As in the choice of the aggregate: 200 pixels of 32 x 32 images; 3 epochs on 8,000
+    images.""",
     minutes=7,
 )

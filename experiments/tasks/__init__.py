@@ -1,1 +1,1 @@
-"""The tasks: data, model, loss and metric of each problem, one file for each."""
+"""The tasks: data, model, loss and metric of each problem, one module per task."""

@@ -1,7 +1,7 @@
-"""Centroids of classes: prototypical networks whose support sets may grow without end.
+"""Class centroids: prototypical networks with support sets of any size.
 
-A class is the set of its support images, folded into one vector. A query is encoded as a set of one
-element, by the same model, and belongs to the class whose centroid is nearest.
+A class is the set of its support images, folded into one vector (its centroid). The same model
+encodes a query as a set of one element and assigns it to the class with the nearest centroid.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from experiments.recipe import Metrics, Task
 from experiments.tasks.networks import linears
 from setfold import SetEncoder, SetState, StreamingSetEncoder
 
-DIM = 128  # of a centroid
-CHUNK = 500  # elements that are encoded or folded at once when measured
+DIM = 128  # dimensions of a centroid
+CHUNK = 500  # elements per chunk in evaluation
 
 
 @dataclass(frozen=True)
 class Centroids(Task):
-    """Classification of queries by the nearest centroid of a class.
+    """Classify queries by the nearest class centroid.
 
     Args:
-        pool: folds the features of a support set into its centroid.
-        way: classes in an episode.
-        support: elements of each class that make its centroid.
-        query: elements of each class that are classified.
-        episodes: in an epoch.
+        pool: set encoder that folds the features of a support set into its centroid.
+        way: number of classes per episode.
+        support: number of support elements per class.
+        query: number of queries per class.
+        episodes: number of episodes per epoch.
     """
 
     metric: ClassVar[str] = "accuracy"
@@ -50,30 +50,30 @@ class Centroids(Task):
 
     @abstractmethod
     def data(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Items (n, ...) and labels (n,) of each split."""
+        """Return items (n, ...) and labels (n,) of each split."""
 
     @abstractmethod
     def prepared(self, items: Tensor) -> Tensor:
-        """Items (N, ...) as elements that the model takes."""
+        """Convert items (N, ...) to elements for the model."""
 
     def items(self) -> int:
         return self.episodes
 
     def batch(self, items: Tensor) -> Tensor:
-        """Episodes (E, way, support + query, ...), drawn anew whatever their numbers are."""
+        """Draw random episodes (E, way, support + query, ...); only the number of items matters."""
         rows = torch.stack([self._episode() for _ in items])
         images = self.data()[0]["train"]
         return self.prepared(images[rows.flatten()]).unflatten(0, rows.shape)
 
     def _episode(self) -> Tensor:
-        """Rows (way, support + query) of the train split."""
+        """Draw row indices (way, support + query) of the train split."""
         classes = _rows_of_classes(self)
         size = self.support + self.query
         chosen = torch.randperm(len(classes))[: self.way].tolist()
         return torch.stack([_drawn(classes[label], size) for label in chosen])
 
     def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
-        """The cross-entropy of a softmax over negative squared distances to the centroids."""
+        """Return the cross-entropy of a softmax over negative squared distances to centroids."""
         centroids, queries = self.encode(model, batch)  # (E, way, d), (E, way * query, d)
         distances = (queries.unsqueeze(2) - centroids.unsqueeze(1)).square().sum(-1)
         labels = torch.arange(batch.shape[1], device=batch.device)
@@ -81,9 +81,9 @@ class Centroids(Task):
         return cross_entropy(-distances.flatten(0, 1), labels.flatten())
 
     def encode(self, model: nn.Module, episodes: Tensor) -> tuple[Tensor, Tensor]:
-        """Centroids (E, way, d) and queries (E, way * query, d) of episodes, encoded in one batch.
+        """Encode centroids (E, way, d) and queries (E, way * query, d) in one batch.
 
-        So the features run once, and random slots are the same for centroids and queries.
+        The features run once, and random slots are the same for centroids and queries.
         """
         number, way = episodes.shape[:2]
         support, query = episodes.split([self.support, self.query], dim=2)
@@ -99,7 +99,7 @@ class Centroids(Task):
         return centroids.unflatten(0, (number, way)), queries.unflatten(0, (number, -1))
 
     def evaluate(self, model: nn.Module, split: str) -> Metrics:
-        """Accuracy over all classes with as many supports as in training, of 2,000 queries."""
+        """Measure accuracy over all classes on 2,000 queries, with supports as in training."""
         ways = (len(_rows_of_classes(self)),)
         found = self.growing(
             model, supports=(self.support,), ways=ways, draws=5, queries=2000, split=split
@@ -108,7 +108,7 @@ class Centroids(Task):
         assert isinstance(accuracies, list)
         return {self.metric: accuracies[0]}
 
-    # ---- what recipes measure ----------------------------------------------------------------
+    # ---- measurements of the recipes ---------------------------------------------------------
 
     @torch.no_grad()
     def growing(
@@ -122,16 +122,16 @@ class Centroids(Task):
         queries: int | None = None,
         split: str = "test",
     ) -> Metrics:
-        """Accuracy while the support sets grow, each a stream whose state is read at some sizes.
+        """Measure accuracy while support sets grow: one stream per class, read at several sizes.
 
         Args:
-            model: in eval mode.
-            supports: sizes at which the states are read, increasing; a class that has fewer gives all.
-            ways: numbers of classes to choose from; fewer than all are drawn anew ten times.
-            draws: how many streams are averaged.
-            redrawn: up to this size; larger supports are read from the first stream only.
-            queries: how many are classified, evenly spread over the split; None for all.
-            split: whose items are the queries.
+            model: model in eval mode.
+            supports: increasing sizes at which the states are read; smaller classes use all items.
+            ways: numbers of classes to choose from; if not all, the mean over ten random choices.
+            draws: number of random streams to average over.
+            redrawn: largest size to average over `draws` streams; larger sizes use the first one.
+            queries: number of queries, evenly spaced over the split; None for all.
+            split: split of the queries.
         """
         model = _streaming(model)
         items, labels = self._queries(split, queries)
@@ -161,13 +161,13 @@ class Centroids(Task):
         queries: int = 400,
         split: str = "test",
     ) -> Metrics:
-        """Queries and centroids in the plane, by t-SNE: of one support each, and of all.
+        """Project queries and centroids (of one support and of all) to the plane by t-SNE.
 
         Args:
-            model: in eval mode.
-            classes: the first so many are shown.
-            queries: how many of theirs, in all.
-            split: whose items the queries are.
+            model: model in eval mode.
+            classes: number of classes to show.
+            queries: total number of queries.
+            split: split of the queries.
         """
         model = _streaming(model)
         items, labels = self._queries(split)
@@ -186,13 +186,13 @@ class Centroids(Task):
         return measured
 
     def _queries(self, split: str, number: int | None = None) -> tuple[Tensor, Tensor]:
-        """Items and labels of a split, or some of them, evenly spread."""
+        """Return items and labels of a split, or some of them, evenly spaced."""
         items, labels = (part[split] for part in self.data())
         step = 1 if number is None else -(-len(labels) // number)
         return items[::step], labels[::step]
 
     def _supports(self, split: str) -> tuple[Tensor, Tensor]:
-        """The train split; all that is not tested on, in the end."""
+        """Return the train split, or train and validation splits for the final test."""
         items, labels = self.data()
         splits = ["train", "validation"] if split == "test" else ["train"]
         return torch.cat([items[s] for s in splits]), torch.cat([labels[s] for s in splits])
@@ -204,7 +204,7 @@ class Centroids(Task):
         split: str,
         generator: torch.Generator,
     ) -> list[tuple[int, Tensor]]:
-        """The centroids (classes, d) of all classes when each has seen so many supports."""
+        """Return the centroids (classes, d) after each number of supports per class."""
         items, labels = self._supports(split)
         classes = [_drawn(rows, len(rows), generator) for rows in _rows_by_label(labels)]
         state, seen, read = model.initial_state(len(classes)), 0, []
@@ -218,7 +218,7 @@ class Centroids(Task):
 
 @dataclass(frozen=True)
 class DigitCentroids(Centroids):
-    """Digits of MNIST, 5-way with 10 supports and 10 queries; a small convolutional network."""
+    """MNIST digits, 5-way with 10 supports and 10 queries; a small convolutional network."""
 
     way: int = 5
     support: int = 10
@@ -250,7 +250,7 @@ class FeatureCentroids(Centroids):
     """Frozen features of Tiny ImageNet, 20-way with 2 supports and 2 queries.
 
     Args:
-        layers: linear layers before the pool, with a ReLU between them.
+        layers: number of linear layers before the pool, with ReLUs in between.
     """
 
     way: int = 20
@@ -274,18 +274,18 @@ class FeatureCentroids(Centroids):
 
 
 def accuracy_key(way: int) -> str:
-    """The name under which `growing` lists accuracies."""
+    """Return the key of the accuracies in the metrics of `growing`."""
     return f"accuracy, {way}-way"
 
 
 def accuracy(distances: Tensor, labels: Tensor, way: int, generator: torch.Generator) -> float:
-    """How many queries are nearest to their own centroid.
+    """Return the fraction of queries that are nearest to their own centroid.
 
     Args:
         distances: (queries, classes).
         labels: (queries,).
-        way: how many classes there are to choose from; fewer than all are drawn ten times.
-        generator: draws them.
+        way: number of classes to choose from; if not all, the mean over ten random choices.
+        generator: random generator for these choices.
     """
     classes = distances.shape[1]
     if way >= classes:
@@ -300,7 +300,7 @@ def accuracy(distances: Tensor, labels: Tensor, way: int, generator: torch.Gener
 
 
 def encoded(model: StreamingSetEncoder, task: Centroids, items: Tensor) -> Tensor:
-    """Queries (N, ...), each as a set of one element: (N, d)."""
+    """Encode queries (N, ...), each as a set of one element: (N, d)."""
     device = next(model.parameters()).device
     chunks = items.split(CHUNK)
     return torch.cat([model(task.prepared(c).to(device).unsqueeze(1)) for c in chunks])
@@ -309,7 +309,7 @@ def encoded(model: StreamingSetEncoder, task: Centroids, items: Tensor) -> Tenso
 def absorbed(
     model: StreamingSetEncoder, task: Centroids, state: SetState, items: Tensor, labels: Tensor
 ) -> SetState:
-    """The state of all classes after more of their items (N, ...), chunk by chunk."""
+    """Update the state of all classes with items (N, ...), chunk by chunk."""
     for chunk, owner in zip(items.split(CHUNK), labels.split(CHUNK), strict=True):
         elements = task.prepared(chunk).to(state.device)
         state = model.update(state, elements, index=owner.to(state.device))
@@ -325,25 +325,25 @@ def _convolution(dim_in: int, dim_out: int) -> nn.Sequential:
 def _streaming(model: nn.Module | None) -> StreamingSetEncoder:
     if not isinstance(model, StreamingSetEncoder):
         raise TypeError(
-            f"centroids grow, so they need an encoder that folds in one pass; got "
+            "growing centroids need an encoder that folds in one pass (StreamingSetEncoder); got "
             f"{type(model).__name__}."
         )
     return model
 
 
 def _drawn(rows: Tensor, number: int, generator: torch.Generator | None = None) -> Tensor:
-    """So many of the rows, in random order, none twice."""
+    """Draw rows without replacement, in random order."""
     if number > len(rows):
-        raise ValueError(f"{number} elements of a class are wanted; it has {len(rows)}.")
+        raise ValueError(f"cannot draw {number} elements of a class that has {len(rows)}.")
     return rows[torch.randperm(len(rows), generator=generator)[:number]]
 
 
 def _rows_by_label(labels: Tensor) -> list[Tensor]:
-    """The rows of each label, from 0 on."""
+    """Return the row indices of each label."""
     return list(labels.argsort(stable=True).split(labels.bincount().tolist()))
 
 
 @cache
 def _rows_of_classes(task: Centroids) -> list[Tensor]:
-    """The rows of each class in the train split; the same at every step."""
+    """Return the row indices of each class in the train split."""
     return _rows_by_label(task.data()[1]["train"])

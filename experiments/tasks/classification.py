@@ -1,4 +1,4 @@
-"""Point clouds: a set of points on a surface in, the class of the shape out."""
+"""Point cloud classification: predict the class of a shape from points on its surface."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from experiments.recipe import Metrics, Task
 from experiments.tasks import sets
 from experiments.tasks.networks import Activation
 
-TURN = 0.1 * math.pi  # the largest, about the vertical axis
-SCALES = (0.8, 1.25)  # of each axis
-CLOUDS = 32  # that are evaluated at a time
-Encodings = Callable[[Tensor], Iterable[Tensor]]  # of points (B, P, 3) in a random order
+TURN = 0.1 * math.pi  # largest rotation about the vertical axis
+SCALES = (0.8, 1.25)  # range of the scale of each axis
+CLOUDS = 32  # clouds per batch in evaluation
+Encodings = Callable[[Tensor], Iterable[Tensor]]  # from points (B, P, 3) in random order
 
 
 class Batch(NamedTuple):
-    """Some clouds to learn from."""
+    """A training batch."""
 
     points: Tensor  # (B, n, 3)
     labels: Tensor  # (B,)
 
 
 class Classifier(nn.Module):
-    """Logits of classes, from the encoding of a set."""
+    """A set encoder and a head that outputs class logits."""
 
     def __init__(self, encoder: setfold.SetEncoder, head: nn.Module) -> None:
         super().__init__()
@@ -41,27 +41,27 @@ class Classifier(nn.Module):
         self.head = head
 
     def forward(self, points: Tensor) -> Tensor:
-        """(B, n, 3) -> (B, classes)."""
+        """Map points (B, n, 3) to logits (B, classes)."""
         return self.head(self.encoder(points))
 
 
 @dataclass(frozen=True)
 class PointClouds(Task):
-    """Classifies ModelNet40.
+    """ModelNet40 classification.
 
     Args:
-        pool: folds the points' features.
-        points: drawn of every cloud, at every visit anew.
-        dim: width of the encoding and of the layer after it.
-        widths: of linear layers on each point before the pool, with an activation each; none for a pool
-            that has its own.
-        hidden: whether there is a layer between the encoding and the classes.
-        activation: of all these layers.
-        layer_norm: whether the layers on each point are normalised, each point alone.
-        batch_norm: whether encoding and hidden layer are normalised over the batch: after the fold, so that
-            it stays one.
-        dropout: before each layer after the pool.
-        augment: whether clouds are turned and stretched in training.
+        pool: set encoder of the points' features.
+        points: points drawn from a cloud, at random in each step.
+        dim: width of the encoding and of the hidden layer.
+        widths: widths of linear layers on each point before the pool, each with an activation;
+            empty for a pool that has its own layers.
+        hidden: whether there is a hidden layer between the encoding and the logits.
+        activation: activation of all these layers.
+        layer_norm: whether the layers on each point have a LayerNorm.
+        batch_norm: whether the encoding and the hidden layer have a BatchNorm. It comes after the
+            fold, so that the encoder still streams.
+        dropout: dropout before each layer after the pool.
+        augment: whether clouds are rotated and scaled in training.
     """
 
     metric: ClassVar[str] = "accuracy"
@@ -130,14 +130,15 @@ class PointClouds(Task):
         split: str = "test",
         first: int | None = None,
     ) -> list[float]:
-        """The accuracy on a split, for each of several encodings of its clouds.
+        """Measure the accuracy on a split for each of several encodings of its clouds.
 
         Args:
             model: a Classifier.
-            encodings: of clouds, from points (B, n, 3) that are always the same.
-            points: how many of each cloud are drawn.
+            encodings: function of points (B, n, 3) that returns encodings; the points are the same
+                in every call.
+            points: number of points drawn from each cloud.
             split: "validation" or "test".
-            first: points by which clouds are standardised, those that arrive first; None for all.
+            first: number of first points by which clouds are standardised; None for all.
         """
         head, device = cast("Classifier", model).head, next(model.parameters()).device
         totals: list[int] = []
@@ -150,11 +151,11 @@ class PointClouds(Task):
         return [total / len(self._data().labels[split]) for total in totals]
 
     def blocks(self, split: str, points: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Some clouds at a time: points (B, n, 3), the same at every call, and labels (B,)."""
+        """Yield batches of points (B, n, 3) and labels (B,), the same in every call."""
         clouds, labels = self._data().points[split], self._data().labels[split]
         generator = torch.Generator().manual_seed(0)
         for items in torch.arange(len(labels)).split(CLOUDS):
-            # All points are drawn and then some are left out: more points extend fewer.
+            # A permutation is drawn and truncated, so that larger sets contain the smaller ones.
             positions = sets.drawn(len(items), clouds.shape[1], points, generator)
             yield clouds[items.unsqueeze(1), positions], labels[items]
 
@@ -163,7 +164,7 @@ class PointClouds(Task):
 
 
 def augmented(points: Tensor) -> Tensor:
-    """Clouds (B, n, 3), each turned a little about the vertical axis, z, and stretched along each axis."""
+    """Rotate clouds (B, n, 3) about the vertical axis z and scale each axis, at random."""
     angle = torch.empty(len(points)).uniform_(-TURN, TURN)
     cosine, sine = angle.cos(), angle.sin()
     zero, one = torch.zeros_like(angle), torch.ones_like(angle)
@@ -173,37 +174,37 @@ def augmented(points: Tensor) -> Tensor:
 
 
 def standardised(points: Tensor, first: int) -> Tensor:
-    """Clouds (B, n, 3) with mean 0 and deviation 1, one number each for all axes.
+    """Standardise clouds (B, n, 3) to mean 0 and standard deviation 1 over all axes.
 
     Args:
-        points: in the order in which they arrive.
-        first: how many of them decide; those that arrive later must not, or a stream that has begun would
-            have to begin again.
+        points: points in the order in which they arrive.
+        first: number of points that determine mean and deviation. Later points must not, because
+            earlier points of a stream have already been encoded.
     """
     known = points[:, :first]
     mean, deviation = known.mean((1, 2), keepdim=True), known.std((1, 2), keepdim=True)
     return (points - mean) / deviation
 
 
-# ---- what recipes measure ----------------------------------------------------------------------
+# ---- measurements of the recipes ---------------------------------------------------------------
 
 
 def tested_accuracy(model: Classifier, task: PointClouds, points: int) -> Metrics:
-    """Accuracy on the test split with as many points as one likes."""
+    """Measure accuracy on the test split with any number of points."""
     (found,) = task.accuracy_of(model, lambda clouds: [model.encoder(clouds)], points)
     return {"accuracy": found}
 
 
 def streamed_accuracy(model: Classifier, task: PointClouds, chunk: int, steps: int) -> Metrics:
-    """Accuracy on the test split after 1, 2, ... `steps` chunks of points of the same clouds.
+    """Measure accuracy on the test split after 1, 2, ... `steps` chunks of points.
 
-    Beside it, how far streamed encodings of some clouds are from those of whole clouds.
+    Also measures the difference between streamed and whole-set encodings of some clouds.
 
     Args:
-        model: trained, in eval mode.
-        task: that it was trained for.
-        chunk: points in a chunk; the first one decides how clouds are standardised.
-        steps: how many chunks.
+        model: trained model in eval mode.
+        task: task that it was trained for.
+        chunk: points per chunk; the first chunk determines how clouds are standardised.
+        steps: number of chunks.
     """
     found = task.accuracy_of(
         model,
@@ -218,7 +219,7 @@ def streamed_accuracy(model: Classifier, task: PointClouds, chunk: int, steps: i
 
 @torch.no_grad()
 def consistency_error(model: Classifier, task: PointClouds, chunk: int, steps: int) -> float:
-    """The relative difference between streamed and whole encodings of some test clouds."""
+    """Return the relative difference of streamed and whole-set encodings of some test clouds."""
     points, _ = next(task.blocks("test", chunk * steps))
     points = standardised(points, chunk).to(next(model.parameters()).device)
     chunks = sets.chunked(points, chunk, steps)

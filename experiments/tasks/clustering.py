@@ -1,7 +1,7 @@
-"""Amortised clustering: a set of points in, the parameters of the mixture they came from out.
+"""Amortised clustering: predict the parameters of a mixture of Gaussians from a set of points.
 
-The task, its data and its numbers are those of the Set Transformer (Lee et al., ICML 2019): mixtures of
-four Gaussians in the plane, 100 to 500 points, log-likelihood per point.
+The task follows the Set Transformer paper (Lee et al., ICML 2019): mixtures of four Gaussians in
+the plane, 100 to 500 points, log-likelihood per point.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from experiments.tasks.networks import linears
 from setfold import SAB, SetEncoder, fold
 
 SPREAD = 4.0  # means are uniform in [-SPREAD, SPREAD]^2
-DEVIATION = 0.3  # of every cluster, in both directions
+DEVIATION = 0.3  # standard deviation of every cluster, in both directions
 EVALUATION_SEEDS = {"validation": 1, "test": 2}
 
 
@@ -34,14 +34,14 @@ class Mixture(NamedTuple):
     deviations: Tensor  # (B, K, 2)
 
     def log_likelihood(self, points: Tensor) -> Tensor:
-        """The log-likelihood (B, n) of points (B, n, 2)."""
+        """Return the log-likelihood (B, n) of points (B, n, 2)."""
         apart = (points.unsqueeze(2) - self.means.unsqueeze(1)) / self.deviations.unsqueeze(1)
         scale = self.deviations.log().sum(-1) + math.log(2 * math.pi)  # (B, K)
         of_clusters = -apart.square().sum(-1) / 2 - scale.unsqueeze(1)  # (B, n, K)
         return (of_clusters + self.log_weights.unsqueeze(1)).logsumexp(-1)
 
     def draw(self, number: int, generator: torch.Generator | None = None) -> Tensor:
-        """So many points of each mixture: (B, n, 2)."""
+        """Draw `number` points of each mixture: (B, number, 2)."""
         clusters = torch.multinomial(
             self.log_weights.exp(), number, replacement=True, generator=generator
         ).unsqueeze(-1)
@@ -53,7 +53,7 @@ class Mixture(NamedTuple):
 
 
 def draw_mixtures(number: int, clusters: int, generator: torch.Generator | None = None) -> Mixture:
-    """Mixtures as the task has them: weights from a flat Dirichlet, means uniform in a square."""
+    """Draw mixtures with weights from a flat Dirichlet and means uniform in a square."""
     shares = torch.empty(number, clusters).exponential_(generator=generator)
     means = SPREAD * (2 * torch.rand(number, clusters, 2, generator=generator) - 1)
     weights = shares / shares.sum(1, keepdim=True)  # exponentials over their sum: Dirichlet(1)
@@ -61,13 +61,13 @@ def draw_mixtures(number: int, clusters: int, generator: torch.Generator | None 
 
 
 class Clusterer(nn.Module):
-    """encoder -> one vector for each cluster -> self-attention among them -> its parameters.
+    """Encoder, self-attention between one vector per cluster, and a linear map to parameters.
 
     Args:
-        encoder: (B, n, 2) -> (B, clusters * width).
-        clusters: in a mixture.
-        width: of a cluster's vector.
-        blocks: of self-attention among the clusters.
+        encoder: set encoder (B, n, 2) -> (B, clusters * width).
+        clusters: number of clusters in a mixture.
+        width: width of a cluster's vector.
+        blocks: number of self-attention blocks between the clusters.
     """
 
     def __init__(self, encoder: SetEncoder, clusters: int, width: int, blocks: int) -> None:
@@ -80,30 +80,30 @@ class Clusterer(nn.Module):
         )
 
     def forward(self, points: Tensor) -> Mixture:
-        """The mixtures that points (B, n, 2) seem to come from."""
+        """Predict the mixtures of points (B, n, 2)."""
         return self.decode(self.encoder(points))
 
     def decode(self, encoding: Tensor) -> Mixture:
-        """The mixtures from encodings (B, clusters * width)."""
+        """Predict the mixtures from encodings (B, clusters * width)."""
         weight, means, scales = self.decoder(encoding).split([1, 2, 2], dim=-1)
-        deviations = nn.functional.softplus(scales) + 1e-3  # no cluster collapses onto a point
+        deviations = nn.functional.softplus(scales) + 1e-3  # keeps clusters from collapsing
         return Mixture(weight.squeeze(-1).log_softmax(-1), means, deviations)
 
 
 @dataclass(frozen=True)
 class Clustering(Task):
-    """Mixtures of Gaussians, whose parameters are read off a set of points.
+    """Predict the parameters of mixtures of Gaussians from sets of points.
 
     Args:
-        pool: folds the points' features.
-        layers: linear layers on each point before the pool, with a ReLU between them.
-        width: of these layers, and of a cluster's vector.
-        blocks: of self-attention among the clusters' vectors.
-        sets: in an epoch.
-        least: points in a set; all sets of a batch have as many.
-        most: points in a set.
-        clusters: in a mixture.
-        tested: batches of ten sets on which the model is measured.
+        pool: set encoder of the points' features.
+        layers: number of linear layers on each point before the pool, with ReLUs in between.
+        width: width of these layers and of a cluster's vector.
+        blocks: number of self-attention blocks between the clusters' vectors.
+        sets: number of sets per epoch.
+        least: smallest number of points in a set; all sets of a batch have the same number.
+        most: largest number of points in a set.
+        clusters: number of clusters in a mixture.
+        tested: number of batches of ten sets in evaluation.
     """
 
     metric: ClassVar[str] = "log-likelihood"
@@ -128,7 +128,7 @@ class Clustering(Task):
         return Clusterer(encoder, self.clusters, self.width, self.blocks)
 
     def batch(self, items: Tensor) -> Tensor:
-        """Points (B, n, 2) of mixtures that are drawn anew, whatever their numbers are."""
+        """Draw points (B, n, 2) of random mixtures; only the number of items matters."""
         number = int(torch.randint(self.least, self.most + 1, ()))
         return draw_mixtures(len(items), self.clusters).draw(number)
 
@@ -137,7 +137,7 @@ class Clustering(Task):
         return -mixture.log_likelihood(batch).mean()
 
     def evaluate(self, model: nn.Module, split: str) -> Metrics:
-        """Log-likelihood per point, beside that of the true parameters, on mixtures drawn once."""
+        """Measure the log-likelihood per point of the model and of the true parameters."""
         device = next(model.parameters()).device
         found, true = [], []
         for mixture, points in self._fixed(split):
@@ -147,7 +147,7 @@ class Clustering(Task):
         return {self.metric: fmean(found), "oracle": fmean(true)}
 
     def _fixed(self, split: str) -> Iterator[tuple[Mixture, Tensor]]:
-        """Batches of ten mixtures and their points, the same at every call."""
+        """Yield batches of ten mixtures and their points, the same in every call."""
         generator = torch.Generator().manual_seed(EVALUATION_SEEDS[split])
         for _ in range(self.tested):
             number = int(torch.randint(self.least, self.most + 1, (), generator=generator))
@@ -163,15 +163,15 @@ class Clustering(Task):
         mixtures: int = 4,
         chunk: int = 10_000,
     ) -> Metrics:
-        """Log-likelihood per point of larger and larger sets, folded chunk by chunk.
+        """Measure the log-likelihood per point of larger and larger sets, folded in chunks.
 
-        Points are made when they are needed, and never kept: only one chunk is in memory.
+        Points are generated on demand; only one chunk is in memory.
 
         Args:
-            model: in eval mode; its encoder folds, in one pass or in several.
-            sizes: points in a set.
-            mixtures: sets that are folded side by side.
-            chunk: points of each that are in memory at once.
+            model: model in eval mode whose encoder folds in one or several passes.
+            sizes: numbers of points per set.
+            mixtures: number of sets in a batch.
+            chunk: points per set and chunk.
         """
         assert isinstance(model, Clusterer)
         device = next(model.parameters()).device
@@ -187,14 +187,14 @@ class Clustering(Task):
 
 
 def _points(mixture: Mixture, size: int, chunk: int, device: torch.device) -> Iterator[Tensor]:
-    """Points of mixtures in chunks (B, n, 2), the same at every call."""
+    """Yield points of mixtures in chunks (B, n, 2), the same in every call."""
     generator = torch.Generator().manual_seed(size)
     for start in range(0, size, chunk):
         yield mixture.draw(min(chunk, size - start), generator).to(device)
 
 
 def _log_likelihood_of(mixture: Mixture, chunks: Iterator[Tensor]) -> float:
-    """The mean log-likelihood per point, chunk by chunk."""
+    """Return the mean log-likelihood per point over all chunks."""
     total, count = 0.0, 0
     for points in chunks:
         total += mixture.log_likelihood(points).sum(dtype=torch.float64).item()

@@ -1,6 +1,6 @@
-"""Max regression: the largest of a few numbers, as the Set Transformer's paper poses it.
+"""Max regression: predict the largest of a few numbers, as in the Set Transformer paper.
 
-Sets of one to ten numbers, uniform in [0, 100]; the mean absolute error of the predicted maximum.
+Sets have one to ten numbers, uniform in [0, 100]. The metric is the mean absolute error.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ EVALUATION_SEEDS = {"validation": 1, "test": 2}
 
 
 class Numbers(NamedTuple):
-    """Sets of numbers, padded."""
+    """Padded sets of numbers."""
 
     values: Tensor  # (B, n, 1), in [0, LARGEST]
-    mask: Tensor  # (B, n), True where there is one
+    mask: Tensor  # (B, n), False for padding
 
     def maximum(self) -> Tensor:
-        """The largest number of each set: (B,)."""
+        """Return the largest number of each set: (B,)."""
         return self.values.squeeze(-1).masked_fill(~self.mask, -torch.inf).amax(1)
 
 
 def draw_numbers(sets: int, most: int, generator: torch.Generator | None = None) -> Numbers:
-    """Sets of 1 to `most` numbers each, all numbers of a set uniform and independent."""
+    """Draw sets of 1 to `most` independent uniform numbers."""
     values = LARGEST * torch.rand(sets, most, 1, generator=generator)
     lengths = torch.randint(1, most + 1, (sets, 1), generator=generator)
     return Numbers(values, torch.arange(most) < lengths)
 
 
 class Regressor(nn.Module):
-    """encoder -> a small network -> one number, in the unit of the input.
+    """A set encoder and a small network that predicts one number, in the scale of the input.
 
     Args:
-        encoder: (B, n, 1) -> (B, width), of numbers in [0, 1].
-        width: of the encoding.
+        encoder: set encoder of numbers in [0, 1], (B, n, 1) -> (B, width).
+        width: width of the encoding.
     """
 
     def __init__(self, encoder: SetEncoder, width: int) -> None:
@@ -53,22 +53,22 @@ class Regressor(nn.Module):
         self.head = linears(width, width, width, 1)
 
     def forward(self, numbers: Numbers) -> Tensor:
-        """The predicted maxima (B,)."""
+        """Predict the maxima (B,)."""
         encoding = self.encoder(numbers.values / LARGEST, numbers.mask)
         return LARGEST * self.head(encoding).squeeze(-1)
 
 
 @dataclass(frozen=True)
 class Maximum(Task):
-    """The maximum of a set of numbers.
+    """Predict the maximum of a set of numbers.
 
     Args:
-        pool: folds the numbers' features.
-        layers: linear layers on each number before the pool, with a ReLU between them.
-        width: of these layers, and of the encoding.
-        sets: in an epoch.
-        most: numbers in a set.
-        tested: sets on which the model is measured.
+        pool: set encoder of the numbers' features.
+        layers: number of linear layers on each number before the pool, with ReLUs in between.
+        width: width of these layers and of the encoding.
+        sets: number of sets per epoch.
+        most: largest number of elements in a set.
+        tested: number of sets in evaluation.
     """
 
     metric: ClassVar[str] = "error"
@@ -90,14 +90,14 @@ class Maximum(Task):
         return Regressor(encoder, self.width)
 
     def batch(self, items: Tensor) -> Numbers:
-        """Sets that are drawn anew, whatever their numbers are."""
+        """Draw random sets; only the number of items matters."""
         return draw_numbers(len(items), self.most)
 
     def loss(self, model: nn.Module, batch: Numbers) -> Tensor:
         return l1_loss(model(batch), batch.maximum())
 
     def evaluate(self, model: nn.Module, split: str) -> Metrics:
-        """The mean absolute error on sets that are drawn once."""
+        """Measure the mean absolute error on fixed sets."""
         device = next(model.parameters()).device
         generator = torch.Generator().manual_seed(EVALUATION_SEEDS[split])
         drawn = draw_numbers(self.tested, self.most, generator)

@@ -1,4 +1,4 @@
-"""What tasks share of their networks."""
+"""Network parts shared by the tasks."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from torch import nn
 
 
 class Activation(StrEnum):
-    """What follows a linear layer."""
+    """Activation function after a linear layer."""
 
     TANH = "tanh"
     RELU = "relu"
 
     def module(self) -> nn.Module:
-        """The module for it."""
+        """Build the module."""
         return {"tanh": nn.Tanh, "relu": nn.ReLU}[self.value]()
 
 
 def linears(*widths: int) -> nn.Sequential:
-    """Linear layers of these widths, with a ReLU between two of them.
+    """Build linear layers of these widths, with ReLUs in between.
 
     >>> linears(5, 64, 64)
     Sequential(

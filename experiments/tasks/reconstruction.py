@@ -1,8 +1,8 @@
-"""Image completion: a set of pixels in, a distribution of the colour of every pixel out.
+"""Image completion: predict the colour distribution of every pixel from a set of pixels.
 
-A conditional neural process (Garnelo et al., ICML 2018), as the paper has it: pixels are elements
-(row / H, column / W, r, g, b), a set encoder folds them, and a decoder tells mean and scale of
-the three colours at any coordinate.
+The model is a conditional neural process (Garnelo et al., ICML 2018), as in the paper. Pixels are
+elements (row / H, column / W, r, g, b). A set encoder folds them, and a decoder predicts mean and
+scale of the three colours at any coordinate.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from experiments.tasks import sets
 from experiments.tasks.networks import linears
 from setfold.laws.wrong_way import ChunkAverage
 
-HIDDEN = 128  # of the decoder
-SMALLEST_SCALE = 0.1  # so that no NLL is below log(0.1 sqrt(2 pi)) = -1.384
-IMAGES = 20  # that are evaluated at a time
-Encodings = Callable[[Tensor], Iterable[Tensor]]  # of pixels (B, P, 5) in a random order
+HIDDEN = 128  # hidden units of the decoder
+SMALLEST_SCALE = 0.1  # bounds the NLL below by log(0.1 sqrt(2 pi)) = -1.384
+IMAGES = 20  # images per batch in evaluation
+Encodings = Callable[[Tensor], Iterable[Tensor]]  # from pixels (B, P, 5) in random order
 
 
 class Batch(NamedTuple):
-    """Some images to learn from."""
+    """A training batch."""
 
-    context: Tensor  # (B, n, 5), what the encoder sees
-    coordinates: Tensor  # (B, T, 2) or, if all images have the same, (1, T, 2)
+    context: Tensor  # (B, n, 5), pixels for the encoder
+    coordinates: Tensor  # (B, T, 2), or (1, T, 2) if all images have the same
     colours: Tensor  # (B, T, 3), in [-1, 1]
 
 
 class Block(NamedTuple):
-    """Some images to evaluate."""
+    """A batch of images for evaluation."""
 
-    positions: Tensor  # (B, P), a random order of the pixels
+    positions: Tensor  # (B, P), random order of the pixels
     pixels: Tensor  # (B, P, 5), in that order
     colours: Tensor  # (B, P, 3), row by row
 
 
 class Folding(NamedTuple):
-    """How a set is encoded in training: chunk by chunk, through setfold.fold."""
+    """Arguments of setfold.fold for encoding a set in chunks during training."""
 
     gradient: str
     chunk: int
@@ -56,9 +56,9 @@ class Folding(NamedTuple):
 
 
 class Decoder(nn.Module):
-    """Mean and scale of colours, from an encoding and coordinates.
+    """Predict mean and scale of colours from an encoding and coordinates.
 
-    The first layer's part for the encoding is computed once for an image, not for every pixel.
+    The first layer is applied to the encoding once per image instead of once per pixel.
     """
 
     def __init__(self, dim: int) -> None:
@@ -71,10 +71,10 @@ class Decoder(nn.Module):
         self.rest = nn.Sequential(*layers, nn.Linear(HIDDEN, 6))
 
     def forward(self, encoding: Tensor, coordinates: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and scale (B, T, 3).
+        """Return mean and scale (B, T, 3).
 
         Args:
-            encoding: (B, 1, dim), or (B, T, dim) where each coordinate has its own.
+            encoding: (B, 1, dim), or (B, T, dim) if each coordinate has its own.
             coordinates: (B, T, 2) or (1, T, 2).
         """
         of_encoding, of_coordinate = self.first.weight.split([self.dim, 2], 1)
@@ -84,12 +84,12 @@ class Decoder(nn.Module):
 
 
 class Look(nn.Module):
-    """Cross attention: coordinates look at slots (Attentive Neural Processes, Kim et al., ICLR 2019).
+    """Cross-attention from coordinates to slots (Attentive Neural Processes, ICLR 2019).
 
     Args:
         dim_slot: width of the slots.
-        dim: width of what a coordinate sees.
-        num_heads: heads, which divide dim.
+        dim: output width.
+        num_heads: number of heads; must divide dim.
     """
 
     def __init__(self, dim_slot: int, dim: int, num_heads: int = 4) -> None:
@@ -100,7 +100,7 @@ class Look(nn.Module):
         self.to_out = nn.Linear(dim, dim)
 
     def forward(self, slots: Tensor, coordinates: Tensor) -> Tensor:
-        """(B, K, dim_slot), (B or 1, T, 2) -> (B, T, dim)."""
+        """Map slots (B, K, dim_slot) and coordinates (B or 1, T, 2) to (B, T, dim)."""
         query = self.to_query(coordinates).expand(len(slots), -1, -1)
         key, value = self.to_key_and_value(slots).chunk(2, -1)
         query, key, value = (
@@ -115,11 +115,11 @@ class NeuralProcess(nn.Module):
     """A conditional neural process.
 
     Args:
-        encoder: (B, n, 5) -> (B, dim), or (B, K, d) where coordinates look at slots.
-        dim: width of the encoding that the decoder gets.
-        norm: of the encoding.
-        look: how a coordinate looks at slots; None if the encoding is one vector.
-        folding: how sets are encoded in training; None for all elements at once.
+        encoder: set encoder (B, n, 5) -> (B, dim), or -> (B, K, d) if coordinates attend to slots.
+        dim: width of the decoder's input encoding.
+        norm: normalisation of the encoding.
+        look: attention from coordinates to slots; None if the encoding is one vector.
+        folding: how to fold sets in training; None to encode all elements at once.
     """
 
     def __init__(
@@ -138,11 +138,11 @@ class NeuralProcess(nn.Module):
         self.folding = folding
 
     def forward(self, context: Tensor, coordinates: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and scale (B, T, 3) at coordinates (B or 1, T, 2), given pixels (B, n, 5)."""
+        """Predict mean and scale (B, T, 3) at coordinates (B or 1, T, 2) from pixels (B, n, 5)."""
         return self.decode(self.encode(context), coordinates)
 
     def encode(self, context: Tensor) -> Tensor:
-        """The encoding of pixels (B, n, 5): what `encoder.readout` gives of their state."""
+        """Encode pixels (B, n, 5)."""
         if self.folding is None or not self.training:
             return self.encoder(context)
         gradient, chunk, samples = self.folding
@@ -150,7 +150,7 @@ class NeuralProcess(nn.Module):
         return setfold.fold(self.encoder, chunks, gradient=gradient, samples=samples)
 
     def decode(self, encoding: Tensor, coordinates: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and scale (B, T, 3) from an encoding; normalises it first."""
+        """Normalise an encoding and predict mean and scale (B, T, 3)."""
         encoding = self.norm(encoding)
         if self.look is None:
             return self.decoder(encoding.unsqueeze(1), coordinates)
@@ -159,21 +159,20 @@ class NeuralProcess(nn.Module):
 
 @dataclass(frozen=True)
 class Reconstruction(Task):
-    """Completes CelebA images.
+    """Completion of CelebA images.
 
     Args:
-        pool: folds the pixels' features.
-        side: of the images, 32 or 64.
-        context: pixels that the encoder sees.
-        targets: pixels of each image whose colours are learned in a step; None for all.
+        pool: set encoder of the pixels' features.
+        side: side of the images, 32 or 64.
+        context: number of pixels for the encoder.
+        targets: number of pixels per image to predict in a training step; None for all.
         dim: width of the encoding.
-        standardise: whether coordinates have mean 0 and deviation 1 rather than lie in [0, 1).
-        normalise: whether the encoding passes through a LayerNorm.
-        attentive: whether each coordinate looks at the pool's slots, which are then kept.
-        gradient: of setfold.fold, through which the context is encoded in training; None to
-            encode it at once.
-        chunk: pixels in a chunk of it.
-        samples: chunks that are drawn for the gradients "unbiased" and "subset".
+        standardise: whether coordinates have mean 0 and standard deviation 1 instead of [0, 1).
+        normalise: whether to apply a LayerNorm to the encoding.
+        attentive: whether the decoder attends to the pool's slots.
+        gradient: gradient of setfold.fold in training; None to encode the context at once.
+        chunk: pixels per chunk of the fold.
+        samples: number of chunks to draw for the gradients "unbiased" and "subset".
     """
 
     metric: ClassVar[str] = "nll"
@@ -194,7 +193,7 @@ class Reconstruction(Task):
     def __post_init__(self) -> None:
         if (self.gradient is None) != (self.chunk is None):
             raise setfold.InputError(
-                "a context is folded in chunks, by some gradient: give gradient and chunk, or neither; "
+                "to fold the context in chunks, pass both gradient and chunk, otherwise neither; "
                 f"got gradient={self.gradient!r}, chunk={self.chunk!r}."
             )
 
@@ -211,12 +210,12 @@ class Reconstruction(Task):
         return NeuralProcess(encoder, self.dim, norm, look, folding)
 
     def _encoder(self, features: nn.Module) -> tuple[setfold.SetEncoder, int, Look | None]:
-        """The encoder, the width of what it reads, and how that is looked at."""
+        """Build the encoder; returns it with its output width and the attention to its slots."""
         if not self.attentive:
             return self.pool.build(self.dim, self.dim, features), self.dim, None
         if not isinstance(self.pool, SlottedPool):
             raise setfold.InputError(
-                f"an attentive decoder looks at slots, and {type(self.pool).__name__} has none: use "
+                f"attentive=True needs a pool with slots; {type(self.pool).__name__} has none. Use "
                 "Slots, Hierarchy, Attention or PMA."
             )
         width = self.pool.dim_of_slots(self.dim)
@@ -243,12 +242,12 @@ class Reconstruction(Task):
 
     @torch.no_grad()
     def nll_of(self, model: nn.Module, encodings: Encodings, split: str = "test") -> list[float]:
-        """The NLL of all pixels of a split, for each of several encodings of its images.
+        """Measure the NLL of all pixels of a split for each of several encodings of its images.
 
         Args:
             model: a NeuralProcess.
-            encodings: of images, from their pixels (B, P, 5) in a random order that is always
-                the same.
+            encodings: function of pixels (B, P, 5) that returns encodings; the random order of the
+                pixels is the same in every call.
             split: "validation" or "test".
         """
         decode = cast("NeuralProcess", model).decode
@@ -265,7 +264,7 @@ class Reconstruction(Task):
         return [total / len(self._images(split)) for total in totals]
 
     def blocks(self, split: str) -> Iterator[Block]:
-        """Some images at a time, their pixels in a random order that is always the same."""
+        """Yield batches of images, their pixels in a random order that is always the same."""
         images = self._images(split)
         generator = torch.Generator().manual_seed(0)
         for items in torch.arange(len(images)).split(IMAGES):
@@ -273,28 +272,28 @@ class Reconstruction(Task):
             yield Block(order, self._pixels(images, items, order), colours_of(images[items]))
 
     def grid(self) -> Tensor:
-        """The coordinates (P, 2) of all pixels."""
+        """Return the coordinates (P, 2) of all pixels."""
         return grid(self.side, self.standardise)
 
     def _pixels(self, images: Tensor, items: Tensor, positions: Tensor) -> Tensor:
-        """Elements (B, n, 5): coordinates and colours of the items' pixels at positions (B, n)."""
+        """Return coordinates and colours (B, n, 5) of the items' pixels at positions (B, n)."""
         colours = colours_of(images[items.unsqueeze(1), positions])
         return torch.cat([self.grid()[positions], colours], -1)
 
     def _images(self, split: str) -> Tensor:
-        """(images, P, 3) uint8."""
+        """Return the images of a split, (images, P, 3) uint8."""
         return celeba.load(side=self.side, made_up=self.made_up).pixels[split].flatten(1, 2)
 
 
 def nll(mean: Tensor, scale: Tensor, colours: Tensor) -> Tensor:
-    """The negative log-likelihood of colours under normal distributions, per dimension, in nats."""
+    """Return the Gaussian negative log-likelihood of colours, in nats per dimension."""
     squares = ((colours - mean) / scale).square()
     return (0.5 * squares + scale.log()).mean() + 0.5 * math.log(2 * math.pi)
 
 
 @cache
 def grid(side: int, standardise: bool = False) -> Tensor:
-    """The coordinates (side * side, 2) of all pixels, row by row: in [0, 1), or standardised.
+    """Return the coordinates (side * side, 2) of all pixels, in [0, 1) or standardised.
 
     >>> grid(2).tolist()
     [[0.0, 0.0], [0.0, 0.5], [0.5, 0.0], [0.5, 0.5]]
@@ -306,23 +305,23 @@ def grid(side: int, standardise: bool = False) -> Tensor:
 
 
 def colours_of(pixels: Tensor) -> Tensor:
-    """Bytes as numbers in [-1, 1]."""
+    """Convert bytes to numbers in [-1, 1]."""
     return pixels.float().mul_(2 / 255).sub_(1)
 
 
-# ---- what recipes measure ----------------------------------------------------------------------
+# ---- measurements of the recipes ---------------------------------------------------------------
 
 
 def streamed_nll(model: NeuralProcess, task: Reconstruction, chunk: int, steps: int) -> Metrics:
-    """NLL on the test split after 1, 2, ... `steps` chunks of new pixels.
+    """Measure NLL on the test split after 1, 2, ... `steps` chunks of new pixels.
 
-    Beside it, how far streamed encodings of some images are from those of whole sets.
+    Also measures the difference between streamed and whole-set encodings of some images.
 
     Args:
-        model: trained, in eval mode.
-        task: that it was trained for.
-        chunk: pixels in a chunk.
-        steps: how many chunks.
+        model: trained model in eval mode.
+        task: task that it was trained for.
+        chunk: pixels per chunk.
+        steps: number of chunks.
     """
     found = task.nll_of(
         model, lambda pixels: sets.streamed(model.encoder, sets.chunked(pixels, chunk, steps))
@@ -335,12 +334,12 @@ def streamed_nll(model: NeuralProcess, task: Reconstruction, chunk: int, steps: 
 def chunk_and_average_nll(
     model: NeuralProcess, task: Reconstruction, chunks: Sequence[int]
 ) -> Metrics:
-    """NLL on the test split of the whole context, and of chunks of it that are averaged or folded.
+    """Measure NLL on the test split with the whole context, and with averaged and folded chunks.
 
     Args:
-        model: trained, in eval mode.
-        task: that it was trained for.
-        chunks: pixels in a chunk, one size after the other.
+        model: trained model in eval mode.
+        task: task that it was trained for.
+        chunks: chunk sizes in pixels.
     """
 
     def encodings(pixels: Tensor) -> Iterator[Tensor]:
@@ -357,7 +356,7 @@ def chunk_and_average_nll(
 
 @torch.no_grad()
 def consistency_error(model: NeuralProcess, task: Reconstruction, chunk: int, steps: int) -> float:
-    """The relative difference between streamed and whole encodings of some test images."""
+    """Return the relative difference of streamed and whole-set encodings of some test images."""
     pixels = next(task.blocks("test")).pixels
     chunks = sets.chunked(pixels.to(next(model.parameters()).device), chunk, steps)
     return sets.consistency_error(model.encoder, chunks)

@@ -1,4 +1,4 @@
-"""What tasks share: drawing elements of sets, and encodings of sets that grow chunk by chunk."""
+"""Helpers shared by the tasks: draw elements of sets, and encode growing sets."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from setfold.laws.law import difference
 
 
 def drawn(sets: int, size: int, count: int, generator: torch.Generator | None = None) -> Tensor:
-    """Positions (sets, count) of elements, for each set drawn without replacement, in random order.
+    """Draw positions (sets, count) of elements without replacement, in random order.
 
     Args:
-        sets: how many sets.
-        size: how many elements each has.
-        count: how many are drawn.
-        generator: torch's global one if None.
+        sets: number of sets.
+        size: number of elements per set.
+        count: number of elements to draw.
+        generator: random generator; None for torch's global one.
     """
     if not 1 <= count <= size:
         raise setfold.InputError(
-            f"{count} elements are to be drawn of sets that have {size} each: ask for 1 to {size}."
+            f"cannot draw {count} elements from sets of {size}; count must be 1 to {size}."
         )
-    # Sorting random keys for all sets at once takes six times as long.
+    # Sorting random keys for all sets at once is six times slower.
     return torch.stack([torch.randperm(size, generator=generator)[:count] for _ in range(sets)])
 
 
 def chunked(elements: Tensor, chunk: int, steps: int) -> list[Tensor]:
-    """The first `steps` chunks (B, chunk, d) of elements (B, n, d)."""
+    """Return the first `steps` chunks (B, chunk, d) of elements (B, n, d)."""
     if chunk * steps > elements.shape[1]:
         raise setfold.InputError(
-            f"{steps} chunks of {chunk} are {chunk * steps} elements; the sets have "
-            f"{elements.shape[1]}. Ask for fewer."
+            f"{steps} chunks of {chunk} are {chunk * steps} elements, but the sets have only "
+            f"{elements.shape[1]}."
         )
     return list(elements[:, : chunk * steps].split(chunk, 1))
 
 
 def streamed(encoder: setfold.SetEncoder, chunks: Sequence[Tensor]) -> Iterator[Tensor]:
-    """Exact encodings after each chunk: of one state that is updated, or folded in several passes."""
+    """Yield the exact encoding after each chunk, from a state or from several passes."""
     if not isinstance(encoder, setfold.StreamingSetEncoder):
         for seen in range(1, len(chunks) + 1):
             yield setfold.fold(encoder, list(chunks[:seen]))
@@ -51,6 +51,6 @@ def streamed(encoder: setfold.SetEncoder, chunks: Sequence[Tensor]) -> Iterator[
 
 
 def consistency_error(encoder: setfold.SetEncoder, chunks: Sequence[Tensor]) -> float:
-    """The largest difference of streamed and whole encoding, relative to the largest number."""
+    """Return the largest difference of streamed and whole-set encoding, relative to the largest."""
     *_, last = streamed(encoder, chunks)
     return difference(last, encoder(torch.cat(list(chunks), 1)))

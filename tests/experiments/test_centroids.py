@@ -38,6 +38,7 @@ def labels_of(task: Centroids, rows: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("task", [features(DeepSets()), digits(DeepSets())], ids=["f", "d"])
 def test_an_episode_has_other_items_of_other_classes(task: Centroids) -> None:
+    torch.manual_seed(0)  # two synthetic digits can be equal
     batch = task.batch(torch.arange(2))
     assert batch.shape[:3] == (2, task.way, 5)
     assert batch.dtype == torch.float32
@@ -168,13 +169,13 @@ def _listed(values: float | list[float]) -> list[float]:
 
 def test_encoders_of_several_passes_are_refused() -> None:
     task = features(Transformer(num_layers=1))
-    with pytest.raises(TypeError, match="folds in one pass; got LayeredSetEncoder"):
+    with pytest.raises(TypeError, match=r"in one pass .*got LayeredSetEncoder"):
         task.growing(task.build().eval(), supports=(1,), ways=(20,))
 
 
 def test_more_items_than_a_class_has_are_refused() -> None:
     task = FeatureCentroids(DeepSets(), support=50, made_up=True)
-    with pytest.raises(ValueError, match="52 elements of a class are wanted; it has 40"):
+    with pytest.raises(ValueError, match="cannot draw 52 elements of a class that has 40"):
         task.batch(torch.arange(1))
 
 

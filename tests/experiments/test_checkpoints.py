@@ -161,7 +161,7 @@ def test_trainings_name_all_code_that_was_at_them(tmp_path, monkeypatch):
     assert fit(tuned, tmp_path).circumstances.commit == "abc, def, jkl"
 
 
-def test_checkpoints_of_other_versions_are_put_aside(tmp_path):
+def test_checkpoints_of_other_versions_are_renamed(tmp_path):
     wanted = Training(Line(), 1, 8)
     path = checkpoint(fit(wanted, tmp_path).folder)
     kind, tensors, description = files.read(path)
@@ -197,25 +197,25 @@ def damage_nonsense(path, other):
     [
         (damage_truncated, "truncated"),
         (damage_bit, "checksum"),
-        (damage_foreign, "other settings"),
+        (damage_foreign, "different settings"),
         (damage_nonsense, "safetensors"),
     ],
 )
-def test_damaged_checkpoints_are_put_aside(tmp_path, damage, reason):
+def test_damaged_checkpoints_are_renamed(tmp_path, damage, reason):
     wanted = Training(Line(), 3, 8)
     good = fit(wanted, tmp_path)
     other = fit(replace(wanted, seed=1), tmp_path).folder
     damage(checkpoint(good.folder), other)
     bad = checkpoint(good.folder).read_bytes()
-    with pytest.warns(UserWarning, match=rf"{reason}[\s\S]*begins anew"):
+    with pytest.warns(UserWarning, match=rf"{reason}[\s\S]*starts from scratch"):
         again = fit(wanted, tmp_path)
     assert torch.equal(good.model.weight, again.model.weight)
     assert [aside.read_bytes() for aside in good.folder.glob("*.aside-*")] == [bad]
 
 
-def test_weights_of_a_model_that_has_changed_are_put_aside(tmp_path, monkeypatch):
+def test_weights_of_a_model_that_has_changed_are_renamed(tmp_path, monkeypatch):
     wanted = Training(Line(), 1, 8)
     fit(wanted, tmp_path)
     monkeypatch.setattr(Line, "build", lambda self: nn.Linear(3, 1, bias=True))
-    with pytest.warns(UserWarning, match="do not fit the model"):
+    with pytest.warns(UserWarning, match="do not match the model"):
         assert fit(wanted, tmp_path).model.bias is not None

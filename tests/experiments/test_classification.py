@@ -90,7 +90,7 @@ def test_points_are_drawn_anew_at_every_visit_and_without_replacement():
 @pytest.mark.parametrize("use", ["train", "test"])
 def test_no_more_points_than_a_cloud_has(use):
     task = replace(TASK, points=257)
-    with pytest.raises(setfold.InputError, match="have 256"):
+    with pytest.raises(setfold.InputError, match="sets of 256"):
         task.batch(torch.arange(2)) if use == "train" else task.evaluate(built(task), "test")
 
 
@@ -238,5 +238,5 @@ def test_the_real_clouds_can_be_learned_from():
     assert task.items() > 8000
     batch = task.batch(torch.arange(4))
     assert task.loss(task.build(), batch).isfinite()
-    with pytest.raises(setfold.InputError, match="have 2048"):
+    with pytest.raises(setfold.InputError, match="sets of 2048"):
         replace(task, points=5000).batch(torch.arange(2))

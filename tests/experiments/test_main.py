@@ -108,14 +108,14 @@ def test_an_interruption_says_how_to_go_on(run, monkeypatch):
     monkeypatch.setattr("experiments.running.run", interrupt)
     code, _, errors = run("run", "tiny")
     assert code == 130
-    assert "the same command goes on" in errors
+    assert "run the same command again to resume" in errors
 
 
 def test_errors_are_short_unless_debugging(run, monkeypatch):
     code, _, errors = run("run", "nothing")
     assert code == 1
     assert "Traceback" not in errors
-    with pytest.raises(Exception, match="there is no recipe"):
+    with pytest.raises(Exception, match="unknown recipe"):
         run("--debug", "run", "nothing")
 
 
@@ -137,7 +137,7 @@ def test_a_report_of_nothing_is_an_error(run, tmp_path, options):
     records.write(RECORD, tmp_path / "results" / "records")
     code, output, errors = run("report", "--out", "there", *options)
     assert (code, output) == (1, "")
-    assert errors.startswith("experiments: there is nothing to report")
+    assert errors.startswith("experiments: nothing to report")
     assert not (tmp_path / "there").exists()
 
 
@@ -164,10 +164,10 @@ def test_prepare_makes_a_file(run, data, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nonsense", "x"], "no data set 'nonsense'"),
-        (["mnist", "x"], "give --out FOLDER, or set SETFOLD_DATA"),
+        (["nonsense", "x"], "unknown data set 'nonsense'"),
+        (["mnist", "x"], "pass --out FOLDER, or set SETFOLD_DATA"),
         (["mnist", "missing", "--out", "x"], "there is no missing"),
-        (["mnist", "x", "--out", "x", "--module", "a:b"], "--module is for tiny_imagenet"),
+        (["mnist", "x", "--out", "x", "--module", "a:b"], "--module is only for tiny_imagenet"),
     ],
 )
 def test_wrong_preparations_are_errors(run, data, arguments, message):

@@ -89,7 +89,7 @@ def test_docstrings_give_the_command(recipe):
     homes = [m for m in all_modules() if getattr(m, "RECIPE", None) is recipe]
     assert len(homes) == 1
     assert f"python -m experiments run {recipe.name} --size small" in homes[0].__doc__
-    assert "Here: " in homes[0].__doc__
+    assert "Measured: " in homes[0].__doc__
 
 
 def all_modules():

@@ -9,7 +9,7 @@ import pytest
 
 import setfold
 from experiments import records, report, style
-from experiments.recipe import Recipe, Run, Size
+from experiments.recipe import Outcome, Recipe, Run, Size
 from experiments.records import Record
 
 
@@ -72,6 +72,8 @@ CLOUDS = Recipe(
     cut="180 epochs of 200.",
     minutes=1,
     holds="only with slots apart",
+    outcome=Outcome.WITH_SLOTS_APART,
+    summary="SSE wins\nat 200 points.",
 )
 DIGITS = dataclasses.replace(CLOUDS, number=3, name="digits", title="Digits")
 
@@ -136,12 +138,9 @@ def test_a_row_of_another_length_is_refused():
 
 def test_the_page_has_all_that_a_recipe_says():
     text, figures = report.render([CLOUDS, DIGITS], {"clouds": RECORDS})
-    glance = (
-        "| 2 | [Clouds \\| points](#clouds) | SSE wins at 0.9. | SSE 0.35 ± 0.13 "
-        "| only with slots apart |"
-    )
-    assert glance in text
-    assert "| 3 | [Digits](#digits) | SSE wins at 0.9. | not run yet | – |" in text
+    summary = "**Holds only with slots apart**\n\n- SSE wins at 200 points. [§2](#clouds)\n"
+    assert summary in text
+    assert "**Not run yet**\n\n- Digits. [§3](#digits)\n" in text
     assert '<a id="clouds"></a>\n\n## 2. Clouds | points' in text
     for part in (
         "SSE wins at 0.9. Deep Sets loses.",
@@ -149,9 +148,10 @@ def test_the_page_has_all_that_a_recipe_says():
         "![Clouds | points](results/clouds.png)",
         "![Clouds | points: more](results/clouds-more.png)",
         "Taller is better.",
-        "**Holds? Only with slots apart.** SSE wins here, too.",
+        "**Measured.** SSE 0.35 ± 0.13.",
+        "**Does it hold? Only with slots apart.** SSE wins here, too.",
         "180 epochs of 200.",
-        "runs 6; seeds 2; epochs 20; batch 64; rate 0.001. ",
+        "runs: 6; seeds: 2; epochs: 20; batch size: 64; learning rate: 0.001.",
         "| Deep Sets | 1,234 | 30 s |",
         "`python -m experiments run clouds --size small`",
         "Not run yet: `python -m experiments run digits --size small`",
@@ -164,10 +164,10 @@ def test_the_page_has_all_that_a_recipe_says():
 def test_the_page_says_where_numbers_come_from():
     changed = dataclasses.replace(RECORDS[0], commit="fedcba9876543210+", finished="2026-02-01")
     text, _ = report.render([CLOUDS], {"clouds": [changed, *RECORDS[1:]]})
-    assert "Commit: 0123456789ab (5 runs); fedcba987654 with changes (1 runs)." in text
+    assert "Commits: 0123456789ab (5 runs); fedcba987654 with local changes (1 run)." in text
     assert "Machine: cpu fast, cores 2." in text
     assert "Versions: python 3.12, torch 2.9." in text
-    assert "The last run ended 2026-02-01." in text
+    assert "The last run finished at 2026-02-01." in " ".join(text.split())
     # six runs of 30 s; each training of SSE is shared by two, that of Deep Sets as well
     assert "6 runs took about 90 s" in text
 
@@ -175,11 +175,19 @@ def test_the_page_says_where_numbers_come_from():
 def test_other_sizes_are_left_out():
     large = [dataclasses.replace(one, size="paper") for one in RECORDS]
     text, figures = report.render([CLOUDS], {"clouds": large})
-    assert "not run yet" in text
+    assert "Not run yet" in text
     assert not figures
     text, _ = report.render([CLOUDS], {"clouds": large}, Size.PAPER)
     assert "run clouds --size paper" in text
-    assert "only with slots apart" not in text.lower()  # that was found with the small size
+    assert "**Measured**\n\n- Clouds | points: SSE 0.35 ± 0.13. [§2](#clouds)" in text
+    assert "only with slots apart" not in text.lower()  # the verdict is about the small size
+
+
+def test_prose_is_wrapped_and_tables_are_not():
+    long = dataclasses.replace(CLOUDS, claim="many words " * 40, title="T" * 120)
+    text, _ = report.render([long], {"clouds": RECORDS})
+    wide = [line for line in text.splitlines() if len(line) > report.COLUMNS]
+    assert all("T" * 120 in line or line.startswith("|") for line in wide)
 
 
 def test_what_is_written_is_the_same_each_time(tmp_path: Path):

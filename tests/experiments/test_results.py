@@ -1,7 +1,8 @@
-"""What is committed: the page follows from the records, and recipes say what was found."""
+"""Check the committed results: RESULTS.md matches the records, and recipes state what they found."""
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
@@ -54,3 +55,13 @@ def test_recipes_that_were_run_say_what_was_found(committed):
             headline = " ".join(recipe.headline(counting).split())
             assert headline in " ".join((module.__doc__ or "").split()), module.__name__
             assert recipe.holds != "open", f"{module.__name__}: does the claim hold?"
+            assert recipe.outcome is not None, f"{module.__name__}: does the claim hold?"
+
+
+def test_summaries_use_only_numbers_of_the_tables(committed):
+    for recipe in RECIPES.values():
+        counting = report.complete(recipe, committed[recipe.name], Size.SMALL)
+        numbers = re.findall(r"-?\d+\.\d+(?:e-\d+)?", recipe.summary)
+        assert numbers, recipe.name
+        shown = set(re.findall(r"-?\d+\.\d+(?:e-\d+)?", recipe.section(counting).table))
+        assert set(numbers) <= shown, recipe.name

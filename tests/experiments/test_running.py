@@ -129,10 +129,10 @@ def test_an_error_that_stops_many_runs_is_told_once(tmp_path):
     text = io.StringIO()
     failures = run(tmp_path, replace(recipe(), runs=runs), seeds=[0, 1], console=Console(file=text))
     assert failures == [
-        "6 runs, the first tiny: slow, power 2, seed 0: the data is missing:\ndownload it."
+        "6 runs, first tiny: slow, power 2, seed 0: the data is missing:\ndownload it."
     ]
     assert text.getvalue().count("download it.") == 1
-    assert text.getvalue().count("failed: as tiny: slow, power 2, seed 0\n") == 5
+    assert text.getvalue().count("failed: same error as tiny: slow, power 2, seed 0\n") == 5
     assert "[10 of 10] tiny: count, seed 1" in text.getvalue()
     assert len(read(tmp_path)) == 4
 
@@ -182,7 +182,7 @@ def test_progress_tells_what_is_run_and_how_long_it_takes(tmp_path):
     run(tmp_path, console=Console(file=text))
     lines = text.getvalue().splitlines()
     assert lines[0] == "[1 of 5] tiny: slow, power 1, seed 0"
-    assert lines[4].startswith("[5 of 5] tiny: count, seed 0 (all: about ")
+    assert lines[4].startswith("[5 of 5] tiny: count, seed 0 (about ")
 
 
 # ---- several processes ---------------------------------------------------------------------

@@ -101,7 +101,7 @@ def test_groups_show_mean_and_range_of_the_seeds(draw):
             found = line(axes, name).tolist()
         np.testing.assert_allclose(found, points)
     np.testing.assert_allclose(whiskers(axes), [[-0.21, 1, 6], [1.21, 5, 7]])
-    np.testing.assert_allclose(line(axes, "Paper"), [[1.21, 5.5]])
+    np.testing.assert_allclose(line(axes, "Published"), [[1.21, 5.5]])
     assert [text.get_text() for text in axes.get_xticklabels()] == ["small", "large"]
 
 

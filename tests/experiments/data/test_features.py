@@ -110,9 +110,9 @@ def test_pictures_that_are_not_in_order(tmp_path, folder, progress):
     with pytest.raises(FileError, match=r"val/c/2\.jpg of an unknown class"):
         data.prepare(unknown, folder, progress)
     corrupt = make_zip(tmp_path / "c.zip", tiny() | {"t/train/n1/images/n1_3.JPEG": b"?"})
-    with pytest.raises(FileError, match=r"c\.zip/t/train/n1/images/n1_3\.JPEG is not a picture"):
+    with pytest.raises(FileError, match=r"cannot read the picture .*n1_3\.JPEG"):
         data.prepare(corrupt, folder, progress)
-    with pytest.raises(FileError, match=r"Pictures need a module.*--module"):
+    with pytest.raises(FileError, match=r"features of pictures.*--module"):
         DATASETS["tiny_imagenet"].prepare(corrupt, folder, progress)
     assert not folder.exists()
 
@@ -123,7 +123,7 @@ def test_pictures_that_are_not_in_order(tmp_path, folder, progress):
         ("colours", "expected FILE.pt2 or package.module:factory"),
         ("no_such_package:factory", "No module named 'no_such_package'"),
         (f"{__name__}:NoSuchThing", "NoSuchThing"),
-        ("builtins:dict", "gave a dict; expected an nn.Module"),
+        ("builtins:dict", "returned a dict; expected an nn.Module"),
         ("torch.nn:Identity", None),
     ],
 )
@@ -157,11 +157,11 @@ class OtherSide(torch.nn.Module):
 @pytest.mark.parametrize(
     ("module", "dims", "message"),
     [
-        ("Colours", 7, "cannot keep 7 dimensions of 6 features.*ask for 1 to 6"),
+        ("Colours", 7, "cannot keep 7 dimensions of 6 features.*use 1 to 6"),
         ("Colours", 0, "cannot keep 0 dimensions"),
         ("Scalar", 2, r"to features \(1, ...\); got \(3, 16, 16\)"),
         ("Pair", 2, "got tuple"),
-        ("OtherSide", 2, "failed on pictures.*Name the side"),
+        ("OtherSide", 2, "failed on pictures.*Set --side"),
     ],
 )
 def test_modules_that_do_not_fit(module, dims, message, tmp_path, folder, progress, seen):
@@ -190,7 +190,7 @@ def test_an_exported_file_is_not_unpickled(exported, tmp_path):
             pickled = "sample_inputs" in name
             target.writestr(name, sample.getvalue() if pickled else archive.read(name))
     before = dict(os.environ)
-    with pytest.raises(FileError, match=r"trapped\.pt2 cannot be read.*tensors only"):
+    with pytest.raises(FileError, match=r"cannot load .*trapped\.pt2.*only tensors"):
         features.load_module(str(trapped))
     assert not sprung.exists()
     assert dict(os.environ) == before
@@ -200,10 +200,10 @@ def test_an_exported_file_is_not_unpickled(exported, tmp_path):
 
 
 def test_exported_files_that_cannot_be_read(tmp_path):
-    with pytest.raises(FileError, match=r"there is no file .*torch\.export\.save"):
+    with pytest.raises(FileError, match=r"does not exist.*torch\.export\.save"):
         features.load_module(str(tmp_path / "no.pt2"))
     (tmp_path / "bad.pt2").write_bytes(b"bad")
-    with pytest.raises(FileError, match=r"bad\.pt2 cannot be read"):
+    with pytest.raises(FileError, match=r"cannot load .*bad\.pt2"):
         features.load_module(str(tmp_path / "bad.pt2"))
 
 

@@ -85,12 +85,12 @@ def test_polygons_become_fans():
         ("OFF\n3 1 0\n0 0 0\n1 0 0\n0 1 0\n", "only 3 lines follow"),
         ("OFF\n3 1 0\n0 0 0\n1 0 0\n0 x 0\n3 0 1 2\n", "malformed"),
         ("OFF\n3 1 0\n0 0\n1 0\n0 1\n3 0 1 2\n", "malformed"),
-        ("OFF\n3 1 0\n0 0 0\n1 0 0\n0 1 0\n3 0 1 3\n", "beyond the 3"),
-        ("OFF\n3 1 0\n0 0 0\n1 0 0\n0 1 0\n3 0 1 -1\n", "beyond the 3"),
+        ("OFF\n3 1 0\n0 0 0\n1 0 0\n0 1 0\n3 0 1 3\n", "not among the 3"),
+        ("OFF\n3 1 0\n0 0 0\n1 0 0\n0 1 0\n3 0 1 -1\n", "not among the 3"),
         ("OFF\n3 1 0\n0 0 0\n1 0 0\n0 1 0\n3 0 1\n", "malformed"),
         ("OFF\n3 1 0\n0 0 0\n1 0 0\n0 1 0\n2 0 1\n", "malformed"),
-        ("OFF\n3 1 0\n0 0 0\n1 0 0\n2 0 0\n3 0 1 2\n", "area 0"),
-        ("OFF\n3 1 0\n0 0 0\nnan 0 0\n2 1 0\n3 0 1 2\n", "area nan"),
+        ("OFF\n3 1 0\n0 0 0\n1 0 0\n2 0 0\n3 0 1 2\n", "area is 0"),
+        ("OFF\n3 1 0\n0 0 0\nnan 0 0\n2 1 0\n3 0 1 2\n", "area is nan"),
     ],
 )
 def test_broken_meshes_are_named(content, message, tmp_path, folder, progress):
@@ -105,7 +105,7 @@ def test_broken_meshes_are_named(content, message, tmp_path, folder, progress):
 
 def test_a_folder_without_meshes(tmp_path, folder, progress):
     make_folder(tmp_path / "some", {"a/train/x.ply": ""})
-    with pytest.raises(FileError, match=r"0 files.*Give ModelNet40\.zip"):
+    with pytest.raises(FileError, match=r"0 files.*Pass ModelNet40\.zip"):
         modelnet40.prepare(tmp_path / "some", folder, progress)
 
 

@@ -50,7 +50,7 @@ def test_an_npz_of_objects_or_without_an_array_is_refused(tmp_path, folder, prog
     with pytest.raises(FileError, match="allow_pickle"):
         mnist.prepare(path, folder, progress)
     path.write_bytes(b"PK\x03\x04 cut off")
-    with pytest.raises(FileError, match=r"mnist\.npz cannot be read"):
+    with pytest.raises(FileError, match=r"cannot read .*mnist\.npz"):
         mnist.prepare(path, folder, progress)
 
 
