@@ -53,6 +53,16 @@ class Applied(nn.Module):
 
 
 SCALED = f"{Scaled.__module__}.Scaled"
+# Shown for being wrong, these are not public: a file that names them is loaded only if allowed.
+WRONG_WAYS = {
+    "published": PublishedSlotSetEncoder,
+    "averaged": ChunkAverage,
+}
+
+
+def allowed(name):
+    kind = WRONG_WAYS.get(name)
+    return [] if kind is None else [f"{kind.__module__}.{kind.__name__}"]
 
 
 def slot_set(dim_in=3, **options):
@@ -172,7 +182,7 @@ def test_a_loaded_model_gives_the_same_bits(path, name, dtype):
     model = trained({**MODELS, **IMAGES}[name], dtype, elements)
     setfold.save(model, path)
     torch.manual_seed(77)
-    loaded = setfold.load(str(path))
+    loaded = setfold.load(str(path), allow=allowed(name))
     assert type(loaded) is type(model)
     assert str(loaded) == str(model)
     assert {t.dtype for t in loaded.parameters()} == {t.dtype for t in model.parameters()}
@@ -277,6 +287,13 @@ def test_any_module_may_be_saved(path):
 
 
 # ---- classes of the user's own -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", WRONG_WAYS)
+def test_a_wrong_way_is_loaded_only_if_allowed(path, name):
+    setfold.save(MODELS[name]().eval(), path)
+    with pytest.raises(setfold.DescriptionError, match="allow="):
+        setfold.load(path)
 
 
 def test_a_class_of_your_own_is_loaded_only_if_allowed(path):

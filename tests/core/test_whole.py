@@ -58,7 +58,7 @@ ENCODERS = {
     "chunk average": lambda: ChunkAverage(setfold.FullSetTransformer(3, 4), 3),
     "published": lambda: PublishedSlotSetEncoder(slot_set(), "max", 3),
 }
-CUT_BY_ORDER = ChunkAverage, PublishedSlotSetEncoder  # THE WRONG WAYS
+WRONG_WAYS = ChunkAverage, PublishedSlotSetEncoder  # not public; they cut the set by its order
 COUNTS = [4, 0, 6, 1, 4]
 
 
@@ -93,7 +93,9 @@ def hidden(elements, mask):
 
 
 def test_every_exported_encoder_is_here():
-    assert {type(build()) for build in ENCODERS.values()} == exported(setfold.SetEncoder)
+    expected = exported(setfold.SetEncoder)
+    assert not expected & set(WRONG_WAYS)
+    assert {type(build()) for build in ENCODERS.values()} == expected | set(WRONG_WAYS)
 
 
 # ---- the set -----------------------------------------------------------------------------------
@@ -103,7 +105,7 @@ def test_the_order_of_elements_does_not_matter(encoder):
     elements = draw(2, 8, 3)
     order = torch.randperm(8, generator=torch.Generator().manual_seed(1))
     found, expected = encoder(elements[:, order]), encoder(elements)
-    if isinstance(encoder, CUT_BY_ORDER):
+    if isinstance(encoder, WRONG_WAYS):
         assert (found - expected).abs().max() > 1e-3
     else:
         assert_close(found, expected, **TIGHT)
@@ -254,8 +256,10 @@ def test_masks_and_indices_that_do_not_fit_are_refused(encoder):
 
 
 def saved(encoder, folder):
+    kind = type(encoder)
+    allow = [f"{kind.__module__}.{kind.__name__}"] if kind in WRONG_WAYS else []
     setfold.save(encoder, folder / "encoder.safetensors")
-    return setfold.load(folder / "encoder.safetensors")
+    return setfold.load(folder / "encoder.safetensors", allow=allow)
 
 
 def pickled(encoder, folder):
