@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 
 def demo(*arguments):
     command = [sys.executable, "-W", "error", "-m", "demo", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
 class References(HTMLParser):
