@@ -267,12 +267,12 @@ def test_info_on_a_state(run, tmp_path):
     encoder.update(encoder.initial_state(2), draw(2, 5, 3)).save(tmp_path / "state")
     code, output, _ = run("info", tmp_path / "state")
     assert code == 0
-    for words in ("state", "mean, max", "float64 (2, 4, 4)"):
+    for words in ("state", "Sum", "Max", "float64 (2, 4, 4)"):
         assert words in output
     facts = json.loads(run("info", tmp_path / "state", "--json")[1])
     assert (facts["kind"], facts["sets"], facts["elements"]) == ("state", 2, 10)
-    assert facts["aggregate"] == ["mean", "max"]
-    assert facts["digest"] == encoder.initial_state().fingerprint.digest
+    assert facts["fields"] == {"sum": ["Sum", [4, 4]], "max": ["Max", [4, 5]]}
+    assert facts["digest"] == encoder.initial_state().weights.digest
 
 
 def test_info_runs_nothing_that_a_file_names(run, here):

@@ -148,7 +148,7 @@ def encode(
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="Show what would be read, and estimate the time, without encoding."
+            "--dry-run", help="Show what would be read and estimate the time; write nothing."
         ),
     ] = False,
     allow: Allow = None,

@@ -69,7 +69,7 @@ def test_states_from_day_to_day(tmp_path, model):
     assert_encodes(tmp_path / "out.parquet", encoder(), table)
 
 
-def test_info_tells_what_is_in_a_file_of_states(tmp_path, model):
+def test_info_shows_a_state_file(tmp_path, model):
     folder, states = write(tmp_path / "in", rows()), tmp_path / "states.arrow"
     typed("encode", model, folder, "--set", "event", "-o", tmp_path / "o.npz", "--states", states)
     facts = json.loads(typed("info", states, "--json"))

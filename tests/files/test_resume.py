@@ -123,7 +123,7 @@ def test_outputs_may_be_on_different_disks(tmp_path, monkeypatch):
     assert_encodes(tmp_path / "again.parquet", encoder(), rows())
 
 
-def test_what_is_left_is_neither_ignored_nor_dropped_silently(tmp_path, tight, monkeypatch):
+def test_an_interrupted_run_is_only_discarded_on_request(tmp_path, tight, monkeypatch):
     folder, model, out = write(tmp_path / "in", rows()), encoder(), tmp_path / "out.parquet"
     interrupt(monkeypatch, model, folder, out)
     with pytest.raises(setfold.InputError, match=r"interrupted.*--resume.*--restart"):
@@ -185,7 +185,7 @@ def test_damaged_journals_are_refused(tmp_path, tight, monkeypatch):
     assert_encodes(out, model, rows())
 
 
-def test_two_runs_for_one_output_keep_out_of_each_others_way(tmp_path, monkeypatch):
+def test_two_runs_cannot_write_the_same_output(tmp_path, monkeypatch):
     folder, model, out = write(tmp_path / "in", rows()), encoder(), tmp_path / "out.parquet"
 
     def callback(_):

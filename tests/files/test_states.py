@@ -77,7 +77,7 @@ def test_states_of_another_model_are_refused(tmp_path):
     for number, model in enumerate([encoder(), encoder(aggregate="max")]):
         out, states = tmp_path / f"{number}.parquet", tmp_path / f"{number}.arrow"
         encode(model, folder, out, states=states)
-    with pytest.raises(setfold.StateMismatchError, match="aggregate"):
+    with pytest.raises(setfold.StateMismatchError, match="different fields"):
         setfold.merge_states(
             [tmp_path / "0.arrow", tmp_path / "1.arrow"], tmp_path / "2.arrow", again=True
         )

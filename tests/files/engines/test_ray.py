@@ -82,7 +82,7 @@ def contents(table):
         return table.sets.type, table.sets.to_pylist(), table.elements.numpy().tobytes()
     tensors = table.state.tensors()
     bits = {name: (part.dtype, part.numpy().tobytes()) for name, part in tensors.items()}
-    return table.sets.type, table.sets.to_pylist(), bits, table.state.fingerprint.digest
+    return table.sets.type, table.sets.to_pylist(), bits, table.state.weights.digest
 
 
 # ---- the same as the local engine --------------------------------------------------------------

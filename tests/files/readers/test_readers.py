@@ -177,7 +177,7 @@ def test_columns_share_what_is_read_ahead(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".las", ".laz"])
-def test_counts_that_cannot_be(tmp_path: Path, suffix: str) -> None:
+def test_impossible_record_counts(tmp_path: Path, suffix: str) -> None:
     """laspy would allocate as many records as the header lists, regardless of the file size."""
     path = tmp_path / f"a{suffix}"
     FORMATS["las"].write(path, 10)
