@@ -74,6 +74,12 @@ def test_every_public_name_is_documented_once():
     assert set(found) == public
 
 
+def test_the_page_on_laws_has_a_row_for_every_law():
+    report = setfold.check(setfold.SlotSetEncoder(3, 4, 8, 8), processes=False)
+    text = PAGES["laws.md"].read_text()
+    assert not [finding.law for finding in report.findings if f"| {finding.law} |" not in text]
+
+
 @pytest.mark.parametrize("encoder", encoders())
 def test_the_page_on_choosing_has_a_row_for_every_encoder(encoder):
     rows = [line for line in PAGES["choosing.md"].read_text().splitlines() if line.startswith("|")]

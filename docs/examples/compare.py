@@ -27,8 +27,9 @@ def row(entry: dict[str, Any]) -> tuple[str, ...]:
 def main() -> None:
     """Read JSON, print Markdown."""
     entries = json.load(sys.stdin)["encoders"]
-    for cells in (HEADINGS, ("---", "---", "---:", "---:", "---"), *map(row, entries)):
-        print(f"| {' | '.join(cells)} |")
+    print(f"| {' | '.join(HEADINGS)} |\n|---|---|---:|---:|---|")
+    for entry in entries:
+        print(f"| {' | '.join(row(entry))} |")
 
 
 if __name__ == "__main__":
