@@ -14,6 +14,10 @@ from setfold.laws.law import Case
 DIM_IN = 3
 SIMPLE = ("sum", "mean", "max", "min")
 WEIGHTED = (*SIMPLE, "weighted_mean", "mass")
+EXTREMA = (
+    "max",
+    "min",
+)  # which cannot be undone: an element that was removed may have hidden others
 
 
 def aggregates(names):
@@ -26,15 +30,19 @@ def seeded(draw):
     torch.manual_seed(draw(st.integers(0, 2**16)))
 
 
+def without_extrema(names):
+    return tuple(name for name in names if name not in EXTREMA)
+
+
 @st.composite
-def slot_set_encoders(draw, dim_in=DIM_IN):
+def slot_set_encoders(draw, dim_in=DIM_IN, names=WEIGHTED):
     seeded(draw)
     return setfold.SlotSetEncoder(
         dim_in=dim_in,
         num_slots=draw(st.integers(2, 5)),
         dim_slot=draw(st.integers(2, 6)),
         dim_out=draw(st.sampled_from([1, 2, 7])),  # with 1 the projections come first
-        aggregate=draw(aggregates(WEIGHTED)),
+        aggregate=draw(aggregates(names)),
         slots=draw(st.sampled_from(["random", "learned"])),
         bias=draw(st.booleans()),
         attention=draw(st.sampled_from(["sigmoid", "softmax"])),
@@ -43,8 +51,8 @@ def slot_set_encoders(draw, dim_in=DIM_IN):
 
 
 @st.composite
-def hierarchies(draw):
-    levels = [draw(slot_set_encoders())]
+def hierarchies(draw, names=WEIGHTED):
+    levels = [draw(slot_set_encoders(names=names))]  # the only level that keeps a state
     for _ in range(draw(st.integers(0, 2))):
         levels.append(draw(slot_set_encoders(dim_in=levels[-1].dim_readout)))
     activation = draw(st.sampled_from([None, nn.Tanh(), nn.Identity()]))
@@ -52,26 +60,29 @@ def hierarchies(draw):
 
 
 @st.composite
-def pools(draw):
-    return setfold.Pool(DIM_IN, draw(aggregates(SIMPLE)))
+def pools(draw, names=SIMPLE):
+    return setfold.Pool(DIM_IN, draw(aggregates(names)))
 
 
 @st.composite
-def deep_sets(draw):
+def deep_sets(draw, names=SIMPLE):
     seeded(draw)
     features = nn.Sequential(nn.Linear(DIM_IN, 4), nn.Tanh())
-    chosen = draw(aggregates(SIMPLE))
+    chosen = draw(aggregates(names))
     width = 4 * (1 if isinstance(chosen, str) else len(chosen))
     head = draw(st.sampled_from([None, nn.Linear(width, 2)]))
     return setfold.DeepSets(features, dim_features=4, aggregate=chosen, head=head)
 
 
+HEADS = (None, nn.Sequential(nn.Flatten(), nn.Tanh()))
+
+
 @st.composite
-def compositions(draw):
+def compositions(draw, names=WEIGHTED, heads=HEADS):
     seeded(draw)
     features = nn.Sequential(nn.Linear(DIM_IN, 4), nn.Tanh())
-    head = draw(st.sampled_from([None, nn.Sequential(nn.Flatten(), nn.Tanh())]))
-    return setfold.Composition(draw(slot_set_encoders(dim_in=4)), features, head)
+    head = draw(st.sampled_from(heads))
+    return setfold.Composition(draw(slot_set_encoders(dim_in=4, names=names)), features, head)
 
 
 @st.composite
@@ -128,18 +139,22 @@ def equivariant_deep_sets(draw):
 
 
 @st.composite
-def slot_attentions(draw):
+def slot_attentions(draw, fewest=1):
     seeded(draw)
-    slots, iterations = draw(st.integers(2, 4)), draw(st.integers(1, 3))
+    slots, iterations = draw(st.integers(2, 4)), draw(st.integers(fewest, 3))
     return setfold.SlotAttention(DIM_IN, slots, 4, iterations, dim_hidden=5)
 
 
 @st.composite
 def layered(draw):
     seeded(draw)
+    norm = setfold.SetNorm(DIM_IN, over=draw(st.sampled_from(["feature", "set"])))
+    # A new one has no bias: what it makes adds up to zero, and a sum of it would be rounding only.
+    for parameter in norm.parameters():
+        nn.init.uniform_(parameter, 0.5, 1.5)
     layer = st.sampled_from(
         [
-            setfold.SetNorm(DIM_IN, over=draw(st.sampled_from(["feature", "set"]))),
+            norm,
             setfold.ISAB(DIM_IN, 2, 1),
             setfold.EquivariantLayer(DIM_IN, DIM_IN),
         ]
@@ -166,23 +181,58 @@ MODELS = {
     setfold.LayeredSetEncoder: layered(),
 }
 
+# Some laws apply to some configurations of a class only: by law, the configurations to draw.
+RESTRICTED = {
+    "removal": {
+        setfold.SlotSetEncoder: slot_set_encoders(names=without_extrema(WEIGHTED)),
+        setfold.HierarchicalSlotSetEncoder: hierarchies(names=without_extrema(WEIGHTED)),
+        setfold.Pool: pools(names=without_extrema(SIMPLE)),
+        setfold.DeepSets: deep_sets(names=without_extrema(SIMPLE)),
+        setfold.Composition: compositions(names=without_extrema(WEIGHTED)),
+    },
+    "slot equivariance": {setfold.Composition: compositions(heads=(None,))},
+    # the laws take an encoder of one pass for one that cannot be folded
+    "any partition": {setfold.SlotAttention: slot_attentions(fewest=2)},
+    "equal gradients": {setfold.SlotAttention: slot_attentions(fewest=2)},
+}
+
+
+def models(kind, law):
+    """Models of a class to which a law applies."""
+    return RESTRICTED.get(law.name, {}).get(kind, MODELS[kind])
+
+
+SCALES = (0.1, 1.0, 30.0)
+
 
 @st.composite
-def cases(draw, dtype=torch.float64, ties=True):
-    batch, length = draw(st.integers(1, 3)), draw(st.integers(0, 12))
+def cases(draw, dtype=torch.float64, ties=True, shown=False, scales=SCALES):
+    """Situations for the laws.
+
+    Args:
+        draw: hypothesis's.
+        dtype: of the elements.
+        ties: whether elements may be equal.
+        shown: whether the mask must show at least one element.
+        scales: how large the elements may be.
+    """
+    batch, length = draw(st.integers(1, 3)), draw(st.integers(int(shown), 12))
     seed = draw(st.integers(0, 2**31 - 1))
     generator = torch.Generator().manual_seed(seed)
-    scale = draw(st.sampled_from([0.1, 1.0, 30.0]))
+    scale = draw(st.sampled_from(scales))
     elements = scale * torch.randn(batch, length, DIM_IN, generator=generator, dtype=torch.float64)
     if ties and draw(st.booleans()):  # equal elements and round numbers
         elements = elements.round()
     cuts = sorted(draw(st.lists(st.integers(0, length), max_size=5)))
     lengths = tuple(b - a for a, b in pairwise([0, *cuts, length]))
+    mask = torch.rand(batch, length, generator=generator) < draw(st.sampled_from([0.2, 0.8]))
+    if shown:
+        mask[0, 0] = True
     return Case(
         elements=elements.to(dtype),
         lengths=lengths,
         chunk_order=tuple(draw(st.permutations(range(len(lengths))))),
         permutation=torch.tensor(draw(st.permutations(range(length))), dtype=torch.long),
-        mask=torch.rand(batch, length, generator=generator) < draw(st.sampled_from([0.2, 0.8])),
+        mask=mask,
         seed=seed,
     )

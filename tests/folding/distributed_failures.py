@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from functools import partial
 
 import torch
@@ -13,7 +12,7 @@ import setfold
 from setfold.errors import DistributedError, InputError, StateMismatchError
 from setfold.folding.merge import agree, all_merge
 from setfold.folding.messages import exchange, shared_failure
-from tests.folding.distributed_jobs import case, raises
+from tests.folding.distributed_jobs import arrive, case, raises, short_timeout, wait_for
 from tests.small import draw, make
 
 CPU = torch.device("cpu")
@@ -188,27 +187,31 @@ def a_failure_that_all_know_is_not_told_again(rank, world):
     assert agree(1, 0, {}, None, CPU)[0] == 1  # no news
 
 
-@case(timeout=1)
-def one_does_not_come(rank, world):
+def give_up(rank, world, part, call, *args):
+    """The last process does not come until the others have given up; what they raise."""
+    short_timeout(world)
     if last(rank, world):
-        time.sleep(1.6)
-        return
-    text = raises(
-        DistributedError, f"process {rank} of {world} could not", all_merge, state_of(make())
-    )
-    assert "did not come within the group's timeout" in text
+        wait_for("gave up", world - 1)
+        return None
+    text = raises(DistributedError, part, call, *args)
+    arrive("gave up")
+    return text
 
 
-@case(timeout=1)
+@case()
+def one_does_not_come(rank, world):
+    told = f"process {rank} of {world} could not"
+    text = give_up(rank, world, told, all_merge, state_of(make()))
+    assert text is None or "did not come within the group's timeout" in text
+
+
+@case()
 def one_does_not_come_back(rank, world):
     encoding = all_merge(state_of(make())).statistics["sum"][0]
-    if last(rank, world):
-        time.sleep(1.6)
-        return
-    raises(DistributedError, "could not add up the gradients", encoding.sum().backward)
+    give_up(rank, world, "could not add up the gradients", encoding.sum().backward)
 
 
-@case(timeout=5, deadly=True)
+@case(deadly=True)
 def one_is_killed_while_it_folds(rank, world):
     if last(rank, world):
         os.kill(os.getpid(), signal.SIGKILL)
@@ -216,9 +219,11 @@ def one_is_killed_while_it_folds(rank, world):
     assert "has died" in text
 
 
-@case(timeout=5, deadly=True)
+@case(deadly=True)
 def one_ends_before_its_backward_pass(rank, world):
     encoding = all_merge(state_of(make())).statistics["sum"][0]
     if last(rank, world):
+        wait_for("merged", world - 1)
         os._exit(7)
+    arrive("merged")
     raises(DistributedError, "could not add up the gradients", encoding.sum().backward)

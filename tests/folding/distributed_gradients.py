@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import tempfile
 from functools import partial
 from pathlib import Path
 
@@ -355,10 +355,9 @@ def a_state_from_a_file(rank, world):
     with torch.no_grad():
         state = model.update(model.initial_state(), elements.split(uneven(12, world), 1)[rank])
         if rank == world - 1:
-            path = Path(f"/tmp/setfold-{os.getpid()}.state")
-            state.save(path)
-            state = setfold.SetState.load(path)
-            path.unlink()
+            with tempfile.TemporaryDirectory() as folder:
+                state.save(Path(folder, "state"))
+                state = setfold.SetState.load(Path(folder, "state"))
             assert list(state.statistics) != list(model.initial_state().statistics)
         assert_close(model.readout(all_merge(state)), model(elements), **TIGHT)
 

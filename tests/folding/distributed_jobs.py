@@ -11,6 +11,7 @@ in one of MODULES.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -24,17 +25,25 @@ import torch
 import torch.distributed as dist
 
 MODULES = tuple(f"tests.folding.distributed_{part}" for part in ("gradients", "failures", "folds"))
-PATIENCE = 90.0  # seconds until a case that went wrong in one process ends in the others
+# Seconds: the timeout of every process group. It ends a hang; no case may depend on it, or a busy
+# machine would decide. Cases that are about timeouts call short_timeout once all are connected.
+PATIENCE = 600.0
+SHORT = 1.0
 CASES = {}  # by name, functions of rank and world
-TIMEOUTS = {}  # by name, seconds
 DEADLY = []  # names of cases in which the last process dies; the others go on without it
 
 
-def case(name=None, *, timeout=PATIENCE, deadly=False):
+class Here:
+    """The case that runs in this process: the store that its processes share."""
+
+    store = None
+
+
+def case(name=None, *, deadly=False):
     def register(function):
         chosen = name or function.__name__
         assert chosen not in CASES
-        CASES[chosen], TIMEOUTS[chosen] = function, timeout
+        CASES[chosen] = function
         if deadly:
             DEADLY.append(chosen)
         return function
@@ -61,10 +70,43 @@ def raises(kind, part, call, *args, **options):
     return text
 
 
+# ---- what processes tell each other without the group ------------------------------------------
+
+
+def arrive(place):
+    """Tell the other processes that this one has come to a place."""
+    Here.store.add(place, 1)
+
+
+def wait_for(place, number):
+    """Wait until a number of processes have come to a place, or one of them has failed."""
+    end = time.monotonic() + PATIENCE
+    while Here.store.add(place, 0) < number and not Here.store.add("failed", 0):
+        assert time.monotonic() < end, f"fewer than {number} processes came to {place!r}"
+        time.sleep(0.01)
+
+
+def meet(place, number):
+    """Go on when a number of processes have come to a place."""
+    arrive(place)
+    wait_for(place, number)
+
+
+def short_timeout(world):
+    """Give the group a short timeout from here on, in all processes."""
+    meet("short timeout", world)
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=SHORT))
+
+
+# ---- running them ------------------------------------------------------------------------------
+
+
 def main(folder, *names):
     """Run cases one after the other, and write what came of each."""
     torch.set_num_threads(1)
     all_cases()
+    gc.collect()
+    gc.freeze()  # what is imported stays, so that collecting after each case is quick
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if "TORCHELASTIC_RUN_ID" in os.environ:  # as users do it, once
         dist.init_process_group("gloo")
@@ -79,18 +121,24 @@ def main(folder, *names):
 
 def verdict(folder, name, rank, world):
     """How long a case took in this process, and its traceback if it failed."""
-    store = dist.FileStore(str(Path(folder, f"{name}.store")), world)
-    patience = timedelta(seconds=TIMEOUTS[name])
+    patience = timedelta(seconds=PATIENCE)
+    Here.store = store = dist.FileStore(str(Path(folder, f"{name}.store")), world)
+    store.set_timeout(patience)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=patience)
+    meet("ready", world)  # all are connected before one of them dies
     began, failure = time.monotonic(), None
     try:
         CASES[name](rank, world)
     except Exception:
         failure = traceback.format_exc()
     seconds = time.monotonic() - began
-    store.add("done", 1)
-    while store.add("done", 0) < world - (name in DEADLY) and time.monotonic() < began + PATIENCE:
-        time.sleep(0.01)  # who leaves early closes connections that others still read from
+    if failure is None:  # who leaves early closes connections that others still read from
+        meet("done", world - (name in DEADLY))
+    else:  # which is how the others learn of a failure: they need not wait for the timeout
+        arrive("failed")
+    # A DistributedDataParallel keeps its group, and the group's threads, until it is collected. A
+    # thread that is still busy when the interpreter ends aborts the process.
+    gc.collect()
     dist.destroy_process_group()
     return {"failure": failure, "seconds": seconds}
 

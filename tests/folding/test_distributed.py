@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -24,9 +25,7 @@ from tests.small import draw, make
 ROOT = Path(__file__).parents[2]
 ALIVE = jobs.all_cases()
 CPU = torch.device("cpu")
-QUICK = jobs.PATIENCE / 3  # seconds; a case that waits for nobody takes a fraction of one
-WAITING = {"one_does_not_come", "one_does_not_come_back"}
-LAUNCH = 400  # seconds, on a machine that is busy
+HANG = 3600  # seconds; ends a launch that hangs, however busy the machine is
 
 
 def environment(**more):
@@ -45,7 +44,7 @@ def verdicts(request, tmp_path_factory):
     launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
     command = [sys.executable, "-m", *launcher, "-m", jobs.__name__, str(folder), *ALIVE]
     done = subprocess.run(
-        command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=LAUNCH
+        command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=HANG
     )
     assert done.returncode == 0, done.stderr
     return verdicts_in(folder, world)
@@ -55,8 +54,7 @@ def verdicts(request, tmp_path_factory):
 def test_in_every_process(verdicts, name):
     for found in verdicts:
         assert found[name]["failure"] is None, found[name]["failure"]
-    slowest = max(found[name]["seconds"] for found in verdicts)
-    assert slowest < QUICK or name in WAITING
+        assert found[name]["seconds"] < jobs.PATIENCE, "it waited for the timeout of the group"
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +67,7 @@ def survivors(tmp_path_factory):
         for rank in range(world)
     ]
     try:
-        codes = [process.wait(LAUNCH) for process in running]
+        codes = [process.wait(HANG) for process in running]
     finally:
         for process in running:
             process.kill()
@@ -84,7 +82,7 @@ def test_processes_die_as_they_were_told(survivors):
 def test_when_one_dies_the_others_end_with_an_error(survivors, number, name):
     for found in survivors[1][: 2 - number]:
         assert found[name]["failure"] is None, found[name]["failure"]
-        assert found[name]["seconds"] < 25  # the group's timeout is 5, and the machine may be busy
+        assert found[name]["seconds"] < jobs.PATIENCE, "it waited for the timeout of the group"
 
 
 # ---- in one process --------------------------------------------------------------------------
@@ -146,24 +144,29 @@ def test_a_distributed_error_is_a_runtime_error():
 # ---- as the documentation says it ------------------------------------------------------------
 
 
+def printed(program, world, folder):
+    """What each process of a program prints under torchrun, which gives each its own file."""
+    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
+    files = ["--redirects", "3", "--log-dir", str(folder)]
+    done = subprocess.run(
+        [sys.executable, "-m", *launcher, *files, str(program)],
+        env=environment(PYTHONPATH=ROOT),
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+    )
+    errors = [file.read_text() for file in sorted(folder.rglob("stderr.log"))]
+    assert done.returncode == 0, "\n".join([done.stderr, *errors])
+    outputs = [list(folder.rglob(f"{rank}/stdout.log")) for rank in range(world)]
+    return [file.read_text() for (file,) in outputs]
+
+
 def test_the_program_of_the_documentation_learns_the_same_over_any_number_of_processes(tmp_path):
     program = tmp_path / "train.py"
     program.write_text(examples_of(ROOT / "docs" / "processes.md")[0].text)
-    losses = {}
+    losses = set()
     for world in (1, 2):
-        launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
-        done = subprocess.run(
-            [sys.executable, "-m", *launcher, str(program)],
-            env=environment(PYTHONPATH=ROOT),
-            capture_output=True,
-            text=True,
-            timeout=LAUNCH,
-        )
-        assert done.returncode == 0, done.stderr
-        said = sorted(done.stdout.splitlines())
-        assert [line.split(": ")[0] for line in said] == [
-            f"process {rank} of {world}" for rank in range(world)
-        ]
-        losses[world] = {float(line.split("loss ")[1]) for line in said}
-    ((alone,), (together,)) = losses.values()  # all processes of one launch say the same
-    assert abs(alone - together) < 1e-5
+        for rank, text in enumerate(printed(program, world, tmp_path / str(world))):
+            (loss,) = re.findall(rf"^process {rank} of {world}: loss (\d+\.\d+)\n$", text)
+            losses.add(float(loss))
+    assert max(losses) - min(losses) < 1e-5

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,8 +16,9 @@ import setfold
 from setfold.core import absorb as absorbing
 from setfold.core import encoder
 from setfold.kernels import extrema, ragged, softmax, sums, tiles
+from setfold.laws.law import difference
 from setfold.laws.laws import LAWS
-from tests.strategies import MODELS, cases
+from tests.strategies import MODELS, RESTRICTED, SCALES, cases, models
 
 EXPORTED = [
     kind
@@ -25,8 +28,149 @@ EXPORTED = [
     and not inspect.isabstract(kind)
 ]
 CHEAP = [law for law in LAWS if not law.once]
+REMOVAL = "removal"
 TIES_CHOOSE = "equal gradients"  # a maximum that two elements share has no single gradient
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-6}
+
+# ---- which laws apply to which encoders --------------------------------------------------------
+
+SEVERAL_PASSES = (
+    setfold.EquivariantDeepSets,
+    setfold.LayeredSetEncoder,
+    setfold.SetTransformer,
+    setfold.SlotAttention,
+)
+NO_STATE, NO_SLOTS, NO_REMOVAL = "has no initial_state", "keeps no slots apart", "cannot forget"
+# By law, the encoders to which it never applies, and a part of the reason that the law gives.
+EXCLUDED = {
+    law: dict.fromkeys(SEVERAL_PASSES, NO_STATE)
+    for law in (
+        "identity",
+        "associativity",
+        "commutativity",
+        "forward",
+        "slot equivariance",
+        REMOVAL,
+        "inputs unchanged",
+        "readout repeatable",
+        "update after merge",
+        "save and load",
+    )
+}
+EXCLUDED["slot equivariance"] |= dict.fromkeys(
+    (
+        setfold.AttentionPool,
+        setfold.DeepSets,
+        setfold.GatedAttentionPool,
+        setfold.Moments,
+        setfold.PMA,
+        setfold.Pool,
+        setfold.SeedAttention,
+    ),
+    NO_SLOTS,
+)
+EXCLUDED[REMOVAL] |= dict.fromkeys(
+    (
+        setfold.AttentionPool,
+        setfold.GatedAttentionPool,
+        setfold.Moments,
+        setfold.PMA,
+        setfold.SeedAttention,
+    ),
+    NO_REMOVAL,
+)
+
+
+def excluded(kind, law):
+    return EXCLUDED.get(law.name, {}).get(kind)
+
+
+ALL_PAIRS = [(kind, law) for kind in EXPORTED for law in CHEAP]
+PAIRS = [pair for pair in ALL_PAIRS if not excluded(*pair)]
+LEFT_OUT = [pair for pair in ALL_PAIRS if excluded(*pair)]
+
+
+def on_pairs(pairs):
+    names = [f"{kind.__name__}-{law.name}" for kind, law in pairs]
+    return pytest.mark.parametrize(("kind", "law"), pairs, ids=names)
+
+
+def test_every_exported_encoder_is_held_to_the_laws():
+    assert set(EXPORTED) == set(MODELS)
+
+
+def test_only_existing_laws_and_encoders_are_excluded_or_restricted():
+    names = {law.name for law in CHEAP}
+    for table in (EXCLUDED, RESTRICTED):
+        assert table.keys() <= names
+        assert all(set(kinds) <= set(EXPORTED) for kinds in table.values())
+    assert all(not excluded(kind, law) for law in CHEAP for kind in RESTRICTED.get(law.name, ()))
+    assert len(LEFT_OUT) == sum(map(len, EXCLUDED.values())) == 52
+
+
+@on_pairs(LEFT_OUT)
+@settings(max_examples=5)
+@given(data=st.data())
+def test_an_excluded_law_applies_to_no_configuration(kind, law, data):
+    reason = law.obstacle(data.draw(MODELS[kind]))
+    assert reason is not None, "the law applies: remove the pair from EXCLUDED"
+    assert excluded(kind, law) in reason
+
+
+# ---- rounding ----------------------------------------------------------------------------------
+
+# Some draws are ill-conditioned: the numbers that are added up cancel, such as those of SetNorm,
+# whose sum over the set is zero, or a gradient is the difference of two that are a thousand times
+# as large. Then two correct ways to compute it differ by more than the tolerance, which is
+# relative to the result. How much rounding matters is measured on what the law EXPECTS (the whole
+# set, in one go), in float32 against float64; what the law finds has no influence on it, except in
+# a removal, where what was removed may be larger than what is left. A fold may differ by SAFETY
+# times as much, at the rounding unit of its dtype, and no more than MOST.
+SAFETY = 8
+MOST = {torch.float64: 1e-8, torch.float32: 0.1}
+VARIATIONS = 8  # of the elements, in the last bit: one rounding may be exact by chance
+
+
+def amplification(model, case, law):
+    """By how much rounding errors grow in what a law expects: 1 is one unit in the last place."""
+    single, double = copy.deepcopy(model).eval().float(), copy.deepcopy(model).eval().float()
+    double = double.double()
+    unit, worst = torch.finfo(torch.float32).eps, 0.0
+    noise = torch.Generator().manual_seed(case.seed)
+    for _ in range(VARIATIONS):
+        factor = 1 + unit * torch.randn(case.elements.shape, generator=noise)
+        elements = case.elements.float() * factor
+        rounded = law.pairs(single, replace(case, elements=elements))
+        exact = law.pairs(double, replace(case, elements=elements.double()))
+        for (found, expected), (exact_found, exact_expected) in zip(rounded, exact, strict=True):
+            worst = max(worst, difference(expected, exact_expected))
+            if law.name == REMOVAL:
+                worst = max(worst, difference(found, exact_found))
+    return worst / unit
+
+
+def assert_law(law, model, case):
+    """A law holds, up to rounding; in every example it applies and there is something to compare."""
+    assert law.obstacle(model) is None
+    errors = [difference(*pair) for pair in law.pairs(model, case)]
+    assert errors
+    error, dtype = max(errors), case.elements.dtype
+    allowed = law.slack * TOLERANCES[dtype]
+    if error > allowed:
+        unavoidable = SAFETY * amplification(model, case, law) * torch.finfo(dtype).eps
+        allowed += min(unavoidable, MOST[dtype])
+    assert error <= allowed
+
+
+# ---- the laws ----------------------------------------------------------------------------------
+
+
+def situations(kind, law, dtype):
+    # an encoder of several passes is asked only for masks that show something
+    shown = law.name == "mask" and kind in SEVERAL_PASSES
+    # with large elements, weights differ by so much that what is removed leaves only rounding
+    scales = (0.1, 1.0) if law.name == REMOVAL else SCALES
+    return cases(dtype, ties=law.name != TIES_CHOOSE, shown=shown, scales=scales)
 
 
 @contextlib.contextmanager
@@ -47,31 +191,23 @@ def sizes(tiny):
         yield
 
 
-def test_every_exported_encoder_is_held_to_the_laws():
-    assert set(EXPORTED) == set(MODELS)
-
-
-@pytest.mark.parametrize("law", CHEAP, ids=lambda law: law.name)
-@pytest.mark.parametrize("kind", EXPORTED, ids=lambda kind: kind.__name__)
+@on_pairs(PAIRS)
 @settings(max_examples=20)
 @given(data=st.data(), training=st.booleans(), tracked=st.booleans(), tiny=st.booleans())
 def test_law_holds_in_float64(kind, law, data, training, tracked, tiny):
     # whole sets and passes share no state, so slots that are drawn anew would differ
     training = training and issubclass(kind, setfold.StreamingSetEncoder)
-    model = data.draw(MODELS[kind]).double().train(training)
-    case = data.draw(cases(ties=law.name != TIES_CHOOSE))
-    if law.obstacle(model) is None:
-        with torch.set_grad_enabled(tracked), sizes(tiny):
-            assert law.error(model, case) <= TOLERANCES[torch.float64]
+    model = data.draw(models(kind, law)).double().train(training)
+    case = data.draw(situations(kind, law, torch.float64))
+    with torch.set_grad_enabled(tracked), sizes(tiny):
+        assert_law(law, model, case)
 
 
-@pytest.mark.parametrize("law", CHEAP, ids=lambda law: law.name)
-@pytest.mark.parametrize("kind", EXPORTED, ids=lambda kind: kind.__name__)
+@on_pairs(PAIRS)
 @settings(max_examples=5)
 @given(data=st.data())
 def test_law_holds_in_float32(kind, law, data):
-    model = data.draw(MODELS[kind]).eval()
-    case = data.draw(cases(torch.float32, ties=law.name != TIES_CHOOSE))
-    if law.obstacle(model) is None:
-        with torch.no_grad():
-            assert law.error(model, case) <= law.slack * TOLERANCES[torch.float32]
+    model = data.draw(models(kind, law)).eval()
+    case = data.draw(situations(kind, law, torch.float32))
+    with torch.no_grad():
+        assert_law(law, model, case)
