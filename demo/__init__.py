@@ -1,1 +1,1 @@
-"""Digits that arrive pixel by pixel, and ten million elements folded four ways: python -m demo."""
+"""Demo of setfold: complete digits from arriving pixels, fold ten million elements."""

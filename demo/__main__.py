@@ -1,4 +1,4 @@
-"""Complete digits as their pixels arrive, and fold ten million elements: a page shows both."""
+"""Complete digits as their pixels arrive, fold ten million elements, and write an HTML page."""
 
 import os
 import sys
@@ -14,35 +14,46 @@ from demo.ten_million import fold_all
 
 
 def demonstrate(steps: int, digits: int, elements: int, workers: int, out: Path) -> str | None:
-    """Run both parts and show what came of them; what went wrong, if something did."""
-    # Not above: every process that is started imports this file, and none of them draws.
+    """Run both parts and write the page; returns an error message or None."""
+    # Imported here, because worker processes import this file and need no plotting.
     from demo.page import write_page
 
     console = Console(highlight=False)
     out.mkdir(parents=True, exist_ok=True)
-    console.print("1. Two models learn to complete digits from some of their pixels.\n")
+    console.print("1. Train two models to complete digits from some of their pixels.\n")
     arrived = complete_digits(steps, digits, console)
     console.print("", arrived.sheet().for_terminal(), "")
-    console.print(f"2. A set of {elements:,} elements, in one process or split over {workers}.\n")
+    console.print(
+        f"2. Fold a set of {elements:,} elements in one process, and split over {workers}.\n"
+    )
     folded = fold_all(elements, workers, out, console)
     console.print("", folded.sheet().for_terminal(), "")
     page = write_page(out, arrived, folded)
-    console.print(f"Pictures and numbers: {page}", soft_wrap=True)
+    console.print(f"Page with pictures and numbers: {page}", soft_wrap=True)
     return arrived.failure() or folded.failure()
 
 
 def main() -> str | None:
-    """Read the command line and run the demo; what went wrong, if something did."""
+    """Parse the command line and run the demo; returns an error message or None."""
     parser = ArgumentParser(prog="python -m demo", description=__doc__)
     workers = max(2, min(4, os.cpu_count() or 1))
-    parser.add_argument("--steps", type=int, default=STEPS, help="of training, for each model")
-    parser.add_argument("--digits", type=int, default=200, help="unseen ones to complete")
-    parser.add_argument("--elements", type=int, default=10_000_000, help="size of the large set")
-    parser.add_argument("--workers", type=int, default=workers, help="processes to split it over")
-    parser.add_argument("--out", type=Path, default=Path("out/demo"), help="folder for the page")
+    parser.add_argument("--steps", type=int, default=STEPS, help="training steps for each model")
+    parser.add_argument(
+        "--digits", type=int, default=200, help="number of held-out digits to complete (10 to 500)"
+    )
+    parser.add_argument(
+        "--elements", type=int, default=10_000_000, help="number of elements in the large set"
+    )
+    parser.add_argument(
+        "--workers",
+        type=int,
+        default=workers,
+        help="number of processes to split the large set over",
+    )
+    parser.add_argument("--out", type=Path, default=Path("out/demo"), help="output folder")
     given = parser.parse_args()
     if given.steps < 1 or given.elements < 1000 or given.workers < 1:
-        parser.error("--elements must be 1000 or more, --steps and --workers 1 or more.")
+        parser.error("--elements must be 1000 or more; --steps and --workers must be 1 or more.")
     if not 10 <= given.digits <= 500:
         parser.error("--digits must be 10 to 500.")
     try:

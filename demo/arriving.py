@@ -1,4 +1,4 @@
-"""Train two models on 4,500 digits, and let the pixels of others arrive chunk by chunk."""
+"""Train two models on 4,500 digits, and complete held-out digits as their pixels arrive."""
 
 from collections.abc import Callable
 from functools import partial
@@ -23,7 +23,7 @@ from demo.streaming import (
     whole,
 )
 
-LIMIT = 1e-6  # how far a fold may be from the whole set, relatively, in float64
+LIMIT = 1e-6  # largest relative difference of a fold to the whole set, in float64
 SLOTS = "Slot Set Encoder, streamed"
 WHOLE = "Set Transformer, whole set"
 FOLDED = "Set Transformer, 2 passes"
@@ -32,30 +32,41 @@ JOBS: dict[str, tuple[Callable[[], Completion], dict[str, Encodings]]] = {
     "Slot Set Encoder": (slot_model, {SLOTS: streamed}),
     "Set Transformer": (transformer_model, {WHOLE: whole, FOLDED: folded, WRONG: averaged}),
 }
-CAPTION = """\
-Mean squared error of a pixel (brightness from -1 to 1), over {digits} unseen digits, after so many \
-pixels; last, the negative log-likelihood per pixel after all. difference: of the encoding \
-from that of the whole set, the largest, relatively, in float64. WRONG: the Set Transformer \
-encodes every chunk by itself, and the encodings are averaged."""
+NOTES = {
+    "28, 112, 784 pixels": "mean squared error per pixel of the completed digits after this many "
+    "of their 784 pixels, over {digits} held-out digits. Brightness is from -1 (black) to 1 "
+    "(white); 0 is a perfect completion.",
+    "NLL": "negative log-likelihood per pixel after all pixels; lower is better.",
+    "difference": "largest difference between this encoding and the encoding of the whole set by "
+    "the same model, relative to its largest number (float64). Rounding gives about 1e-15.",
+    SLOTS: "absorbs each chunk of 28 pixels into a state of fixed size and discards it.",
+    WHOLE: "keeps all pixels in memory and encodes them at once.",
+    FOLDED: "setfold.fold reads the chunks twice, one at a time.",
+    WRONG: "the Set Transformer encodes each chunk as if it were the whole digit, and the "
+    "encodings are averaged.",
+}
 
 
 class Arrived(NamedTuple):
-    """What came of the digits."""
+    """Results for the digits."""
 
     unseen: Unseen
     outcomes: dict[str, Outcome]
 
     def failure(self) -> str | None:
-        """What went wrong, if something did."""
+        """Return an error message if a fold differs from the whole set, else None."""
         apart = [way for way in (SLOTS, FOLDED) if not self.outcomes[way].difference <= LIMIT]
         return (
-            f"failed: {'; '.join(apart)}: not within {LIMIT:g} of the whole set." if apart else None
+            f"failed: {'; '.join(apart)}: differs from the whole set by more than {LIMIT:g}."
+            if apart
+            else None
         )
 
     def sheet(self) -> Sheet:
-        """The ways side by side."""
+        """Make the table of all methods."""
         shown = [PIXELS_SEEN.index(pixels) for pixels in (28, 112, 784)]
-        headings = ["", *(f"{PIXELS_SEEN[number]} px" for number in shown), "NLL", "difference"]
+        pixels = [f"{PIXELS_SEEN[number]} pixels" for number in shown]
+        headings = ["method", *pixels, "NLL", "difference"]
         rows = [
             [
                 way,
@@ -65,20 +76,21 @@ class Arrived(NamedTuple):
             ]
             for way, outcome in self.outcomes.items()
         ]
-        caption = CAPTION.format(digits=len(self.unseen.images))
-        return Sheet("Error of the completed digits", headings, rows, caption)
+        digits = len(self.unseen.images)
+        notes = {term: text.format(digits=digits) for term, text in NOTES.items()}
+        return Sheet("Error of the completed digits", headings, rows, notes)
 
 
 def learn_and_complete(
     build: Callable[[], Completion], ways: dict[str, Encodings], steps: int, count: int, done: Any
 ) -> dict[str, Outcome]:
-    """What one process does: train a model, and let it complete digits in some ways."""
-    # In float32 folds are exact to about 1e-5 here: the head magnifies what sets digits apart.
+    """Train a model and complete digits in several ways; runs in its own process."""
+    # Evaluate in float64. In float32 the head magnifies rounding errors to about 1e-5.
     return outcomes(train(build, steps, done).double(), unseen_digits(count), ways)
 
 
 def complete_digits(steps: int, count: int, console: Console) -> Arrived:
-    """Both models at once, one process each."""
+    """Train and evaluate both models at the same time, in one process each."""
     columns = (TextColumn("{task.description:16}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeRemainingColumn(), console=console) as bars:
         tasks = [bars.add_task(name, total=steps) for name in JOBS]

@@ -1,8 +1,8 @@
-"""The models: a digit from some of its pixels (Conditional Neural Processes, Garnelo et al., 2018).
+"""Models that complete a digit (Conditional Neural Processes, Garnelo et al., 2018).
 
-    pixels (n, 3) -> set encoder -> one vector -> decoder -> brightness of each place
+    pixels (n, 3) -> set encoder -> one vector -> decoder -> brightness of all pixels
 
-Two set encoders are trained alike: a Slot Set Encoder and a Set Transformer.
+The two set encoders, a Slot Set Encoder and a Set Transformer, are trained in the same way.
 """
 
 import math
@@ -16,13 +16,13 @@ from torch.nn.functional import gaussian_nll_loss, mse_loss, softplus
 from demo import digits
 from setfold import ISAB, PMA, Composition, LayeredSetEncoder, SetEncoder, SlotSetEncoder
 
-WIDTH = 64  # of a pixel's features
-SMALLEST, LARGEST = 20, 300  # pixels that are seen of a digit in training
+WIDTH = 64  # number of features of a pixel
+SMALLEST, LARGEST = 20, 300  # range of the number of pixels seen in training
 BATCH, RATE, STEPS = 32, 2e-3, 1500
 
 
 class Waves(nn.Module):
-    """A place (..., 2) as sines and cosines (..., 14), so that near places can be told apart."""
+    """Positional encoding of coordinates (..., 2) by sines and cosines (..., 14)."""
 
     dim_out = 14
 
@@ -32,7 +32,7 @@ class Waves(nn.Module):
 
 
 class PixelFeatures(nn.Module):
-    """Where a pixel is, beside where it is times how bright it is: (N, 3) -> (N, WIDTH)."""
+    """Features of the position, and of the position times the brightness: (N, 3) -> (N, WIDTH)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,11 +47,11 @@ class PixelFeatures(nn.Module):
 
 
 class Completion(nn.Module):
-    """A set encoder, and a decoder that says how bright each place is, and how sure that is.
+    """A set encoder and a decoder that predicts mean and scale of the brightness of each pixel.
 
     Args:
-        encoder: maps pixels (B, n, 3) to encodings (B, dim_encoding).
-        dim_encoding: what the encoder puts out.
+        encoder: set encoder (B, n, 3) -> (B, dim_encoding).
+        dim_encoding: output width of the encoder.
     """
 
     def __init__(self, encoder: SetEncoder, dim_encoding: int) -> None:
@@ -64,49 +64,49 @@ class Completion(nn.Module):
         self.to_scale = nn.Linear(256, digits.PIXELS)
 
     def decode(self, encoding: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and scale (B, 784) of every pixel, from encodings (B, dim_encoding)."""
+        """Predict mean and scale (B, 784) of all pixels from encodings (B, dim_encoding)."""
         hidden = self.hidden(encoding)
-        # The scale only watches: if it could, it would excuse what is hard instead of learning it.
+        # Detached, because otherwise a large scale would hide errors instead of reducing them.
         return self.to_mean(hidden), 0.1 + 0.9 * softplus(self.to_scale(hidden.detach()))
 
 
 def slot_model() -> Completion:
-    """With a Slot Set Encoder, whose slots are kept apart."""
+    """Build the model with a Slot Set Encoder and concatenated slots."""
     slots, dim = 48, 8
     pool = SlotSetEncoder(
         WIDTH, slots, WIDTH, dim, "weighted_mean", "learned",
         attention="softmax", similarity="cosine",
     )  # fmt: skip
-    nn.init.constant_(pool.temperature, 24)  # sharp, so that slots soon have places of their own
+    nn.init.constant_(pool.temperature, 24)  # sharp, so that slots soon specialise on regions
     return Completion(Composition(pool, PixelFeatures(), _head(slots * dim)), slots * dim)
 
 
 def transformer_model() -> Completion:
-    """With a Set Transformer: one ISAB, then PMA."""
+    """Build the model with a Set Transformer: one ISAB, then PMA."""
     seeds, heads = 6, 4
-    features = nn.Sequential(PixelFeatures(), nn.LayerNorm(WIDTH))  # large enough to attend by
+    features = nn.Sequential(PixelFeatures(), nn.LayerNorm(WIDTH))  # scale for attention
     layers, pool = [ISAB(WIDTH, num_inducing=8, num_heads=heads)], PMA(WIDTH, seeds, heads)
     encoder = LayeredSetEncoder(layers, pool, features, _head(seeds * WIDTH))
     return Completion(encoder, seeds * WIDTH)
 
 
 def _head(dim: int) -> nn.Module:
-    # All digits have much in common: what sets them apart must not be small beside it.
+    # Digits have much in common; BatchNorm removes the mean and magnifies the differences.
     return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(dim))
 
 
 def loss_of(mean: Tensor, scale: Tensor, images: Tensor) -> Tensor:
-    """Squared error of the mean, and the negative log-likelihood of the scale around it."""
+    """Return the squared error of the mean plus the negative log-likelihood of the scale."""
     likelihood = gaussian_nll_loss(mean.detach(), images, scale.square(), full=True)
     return mse_loss(mean, images) + likelihood
 
 
 def train(build: Callable[[], Completion], steps: int, done: Any) -> Completion:
-    """A model, trained on digits of which it sees a few pixels each; counts steps in `done`."""
+    """Train a model on random pixels of digits; counts steps in `done.value`."""
     torch.manual_seed(digits.SEED)
     images, model = digits.load().train, build()
     with torch.no_grad():
-        model.to_mean.bias.copy_(images.mean(0))  # learning begins with the average digit
+        model.to_mean.bias.copy_(images.mean(0))  # start from the mean digit
     optimizer = torch.optim.Adam(model.parameters(), fused=True)
     for step in range(steps):
         for group in optimizer.param_groups:

@@ -1,4 +1,4 @@
-"""The set: the stars of a galaxy, drawn block by block, each block by itself from its number."""
+"""The large set: stars of a synthetic galaxy, generated in blocks from the block number."""
 
 from collections.abc import Iterator
 
@@ -8,17 +8,17 @@ from torch import Tensor
 
 SEED = 2021
 FEATURES = 4  # x, y, colour, brightness
-BLOCK = 20_000  # stars in a block; the last one may have fewer
+BLOCK = 20_000  # stars per block; the last block can be smaller
 
 
 def blocks(size: int, first: int = 0, step: int = 1) -> Iterator[Tensor]:
-    """Every `step`-th block (1, n, 4) of a galaxy of `size` stars, one at a time."""
+    """Yield every `step`-th block (1, n, 4) of a galaxy of `size` stars."""
     for begin in range(first * BLOCK, size, step * BLOCK):
         yield block(begin // BLOCK)[:, : size - begin]
 
 
 def block(number: int) -> Tensor:
-    """The stars (1, BLOCK, 4) of one block: the same in every process."""
+    """Generate the stars (1, BLOCK, 4) of one block; the same in every process."""
     draw = np.random.default_rng([SEED, number])
     kind = np.digitize(draw.random(BLOCK), [0.2, 0.9])  # bulge, arm or companion
     scatter, reach = draw.standard_normal((3, BLOCK)), draw.gamma(2.5, 0.45, BLOCK)

@@ -1,5 +1,6 @@
-"""A table of numbers, for the terminal and for the page."""
+"""A table of numbers for the terminal and for the page."""
 
+from collections.abc import Mapping
 from html import escape
 from typing import NamedTuple
 
@@ -7,16 +8,17 @@ from rich.table import Table
 
 
 class Sheet(NamedTuple):
-    """Rows under headings; the last row is the wrong way, which stands out."""
+    """A table with an explanation of its rows and columns; the last row is the wrong way."""
 
     title: str
     headings: list[str]
     rows: list[list[str]]
-    caption: str
+    notes: Mapping[str, str]  # what each row or column means
 
     def for_terminal(self) -> Table:
-        """With rich: names to the left, numbers to the right."""
-        table = Table(title=self.title, caption=self.caption, caption_justify="left")
+        """Format the table with rich."""
+        caption = "\n".join(f"{term}: {text}" for term, text in self.notes.items())
+        table = Table(title=self.title, caption=caption, caption_justify="left")
         for number, heading in enumerate(self.headings):
             table.add_column(heading, justify="right" if number else "left")
         for row in self.rows[:-1]:
@@ -26,11 +28,14 @@ class Sheet(NamedTuple):
         return table
 
     def for_page(self) -> str:
-        """As HTML that scrolls by itself where it is wider than the screen."""
+        """Format the table and its notes as HTML; wide tables scroll."""
         head = "".join(f"<th>{escape(heading)}</th>" for heading in self.headings)
         rows = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in self.rows)
         body = "".join(f"<tr>{row}</tr>" for row in rows)
+        notes = "".join(
+            f"<li><b>{escape(term)}</b>: {escape(text)}</li>" for term, text in self.notes.items()
+        )
         return (
-            f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-            f"<p><small>{escape(self.caption)}</small></p>"
+            f'<div class="wide"><table><thead><tr>{head}</tr></thead>'
+            f'<tbody>{body}</tbody></table></div><ul class="notes">{notes}</ul>'
         )

@@ -1,4 +1,4 @@
-"""The ways of folding one set: each is an order of chunks, and the fold over them is the same."""
+"""Ways to fold the same set: each is a different sequence of chunks."""
 
 import resource
 import sys
@@ -19,43 +19,42 @@ MILESTONES = [digit * 10**power for power in range(2, 12) for digit in (1, 2, 5)
 
 
 class Share(NamedTuple):
-    """What one process does: a share of the set, in one of the ways."""
+    """The share of the set that one process folds."""
 
     way: str
     size: int
     number: int
     of: int
-    target: Path  # where the state goes
+    target: Path  # file for the state
 
 
 class Report(NamedTuple):
-    """What came of a share, beside the state in its file."""
+    """Measurements of a share; the state is in its file."""
 
-    readings: dict[int, NDArray[np.float64]]  # by elements seen, the encoding (K, d_out) of them
+    readings: dict[int, NDArray[np.float64]]  # encodings (K, d_out) by elements seen
     chunks: int = 0
-    wall: float = 0.0  # seconds, drawing the elements included
-    folding: float = 0.0  # seconds, in `update` alone
-    memory: int = 0  # bytes at the peak, above the start
+    wall: float = 0.0  # seconds, including generation of the elements
+    folding: float = 0.0  # seconds in `update` alone
+    memory: int = 0  # peak memory in bytes above the start
 
     def distances(self, reference: "Report") -> dict[int, float]:
-        """How far each reading is from another's last, relative to its largest number."""
+        """Difference of each reading to the reference's last, relative to its largest number."""
         last = reference.readings[max(reference.readings)]
         return {n: float(abs(e - last).max() / abs(last).max()) for n, e in self.readings.items()}
 
 
 def make_encoder() -> SlotSetEncoder:
-    """The same untrained encoder in every process.
+    """Build the untrained encoder; it is the same in every process.
 
-    It works in float64. A state's totals always are, but inside a chunk an encoder rounds as its
-    elements do, and in float32 that alone can come to more than 1e-7.
+    It uses float64: in float32, rounding inside a chunk alone can exceed 1e-7.
     """
-    torch.manual_seed(12)  # a draw in which each of the slots attracts some part of the galaxy
+    torch.manual_seed(12)  # a seed with which each slot attends to a part of the galaxy
     encoder = SlotSetEncoder(galaxy.FEATURES, 6, dim_slot=16, dim_out=32, similarity="cosine")
     return encoder.double().eval()
 
 
 def streamed(share: Share) -> Iterator[Tensor]:
-    """A share, block after block, cut where the encoding is to be read."""
+    """Yield the blocks of a share, cut at the milestones where the encoding is read."""
     seen = 0
     for block in galaxy.blocks(share.size, share.number, share.of):
         cuts = [mark - seen for mark in MILESTONES if seen < mark < seen + block.shape[1]]
@@ -64,16 +63,16 @@ def streamed(share: Share) -> Iterator[Tensor]:
 
 
 def whole(share: Share) -> Iterator[Tensor]:
-    """One chunk that is the set."""
+    """Yield the whole set as one chunk."""
     elements = torch.empty(1, share.size, galaxy.FEATURES, dtype=torch.float64)
     rooms = elements.split(galaxy.BLOCK, dim=1)
     for room, block in zip(rooms, galaxy.blocks(share.size), strict=True):
-        room.copy_(block)  # in place, because joining blocks would need the memory twice
+        room.copy_(block)  # in place, because concatenation would need twice the memory
     yield elements
 
 
 def shuffled(share: Share) -> Iterator[Tensor]:
-    """A random permutation of the set, in chunks of one element to 100,000."""
+    """Yield a random permutation of the set, in chunks of 1 to 100,000 elements."""
     elements, draw = next(whole(share)), np.random.default_rng(galaxy.SEED)
     order = torch.from_numpy(draw.permutation(share.size))
     while len(order):
@@ -88,10 +87,10 @@ WRONG = "WRONG"
 
 @torch.no_grad()
 def fold(share: Share, done: Any) -> Report:
-    """Fold a share of the set into a state and write that to a file; count in `done`."""
+    """Fold a share of the set and write its state to a file; counts elements in `done.value`."""
     encoder = make_encoder()
     state = encoder.initial_state()
-    encoder.update(state, galaxy.block(0))  # what libraries set up once is not counted
+    encoder.update(state, galaxy.block(0))  # warm-up, which is not measured
     before, begin = resident("VmRSS"), perf_counter()
     chunks, folding, readings = 0, 0.0, {}
     for chunk in WAYS[share.way](share):
@@ -108,7 +107,7 @@ def fold(share: Share, done: Any) -> Report:
 
 @torch.no_grad()
 def average_wrongly(share: Share, done: Any) -> Report:
-    """THE WRONG WAY: redraw the slots for every chunk and average the chunks' encodings."""
+    """Redraw the slots for every chunk and average the encodings. This is WRONG."""
     encoder, redraw = make_encoder(), torch.Generator().manual_seed(galaxy.SEED)
     total = torch.zeros((), dtype=torch.float64)
     for chunk in galaxy.blocks(share.size):
@@ -119,9 +118,9 @@ def average_wrongly(share: Share, done: Any) -> Report:
 
 
 def resident(field: str) -> int:
-    """This process's memory in bytes: "VmRSS", what it has now, or "VmHWM", the most it had."""
+    """Return the memory of this process in bytes: "VmRSS" now, or "VmHWM" at the peak."""
     status = Path("/proc/self/status")
-    if not status.exists():  # elsewhere than on Linux the peak must do for both
+    if not status.exists():  # without /proc, use the peak for both
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak * 1024
     lines = status.read_text().splitlines()

@@ -34,7 +34,7 @@ class References(HTMLParser):
         for name, value in attributes:
             if name in ("href", "src", "srcset", "data", "action"):
                 (self.images if tag == "img" else self.links).append(value)
-        if tag not in ("img", "meta"):
+        if tag not in ("img", "meta", "col"):
             self.open.append(tag)
 
     def handle_endtag(self, tag):
