@@ -25,22 +25,22 @@ from bench.plan import FULL, MIDDLE, NARROW, QUICK, SHAPES, SMALL_LENGTHS, Plan
 from bench.results import Results, pass_name
 
 PARTS = ("peers", "encoders", "gradients", "files")
-FILE_WIDTH = 145  # columns of what is printed into a pipe or a file
+FILE_WIDTH = 145  # columns of output to a pipe or a file
 
 
 class Step(NamedTuple):
-    """One thing to measure, and what to say meanwhile."""
+    """A measurement and its name in the progress bar."""
 
     name: str
     run: Callable[[Results], None]
 
 
 def steps(plan: Plan, directory: Path, only: str | None = None) -> list[Step]:
-    """Everything that is measured, in order, or one part of it.
+    """Return all measurements in order, or one part of them.
 
     Args:
         plan: sizes and effort.
-        directory: where there is room for a large file.
+        directory: folder with space for a large file.
         only: one of `PARTS`; None for all of them.
     """
     parts = {
@@ -54,8 +54,8 @@ def steps(plan: Plan, directory: Path, only: str | None = None) -> list[Step]:
 
 
 def peer_steps(plan: Plan) -> list[Step]:
-    """The Slot Set Encoder: beside its peers, and what its states are good for."""
-    found = [Step("do all compute the same?", _check)]
+    """Return the measurements of the Slot Set Encoder, its peers and its states."""
+    found = [Step("check that outputs agree", _check)]
     for shape, backward in product(SHAPES, (False, True)):
         run = partial(speed.compare_by_default, plan=plan, shape=shape, backward=backward)
         found.append(Step(f"default allocator, {shape}, {pass_name(backward)}", run))
@@ -65,8 +65,8 @@ def peer_steps(plan: Plan) -> list[Step]:
         found.append(Step(f"peers, {shape}, {pass_name(backward)}, n = {length:,}", run))
     found.append(Step("sum and mean", partial(speed.judge_sums, plan=plan)))
     if memory.can_measure():
-        found.append(Step("memory beside peers", partial(memory.measure_peers, plan=plan)))
-        found.append(Step("memory beside peers", partial(memory.judge_peers, plan=plan)))
+        found.append(Step("memory of peers", partial(memory.measure_peers, plan=plan)))
+        found.append(Step("memory of peers", partial(memory.judge_peers, plan=plan)))
     for backward, shape in product((False, True), SHAPES):
         run = partial(speed.compare_extrema, plan=plan, shape=shape, backward=backward)
         found.append(Step(f"max and min, {shape}, {pass_name(backward)}", run))
@@ -86,7 +86,7 @@ def peer_steps(plan: Plan) -> list[Step]:
 
 
 def encoder_steps(plan: Plan) -> list[Step]:
-    """What is measured on every encoder of setfold."""
+    """Return the measurements of every encoder of setfold."""
     found = [RECYCLE]
     for shape, backward, length in product(SHAPES, (False, True), plan.lengths):
         run = partial(
@@ -106,10 +106,13 @@ def encoder_steps(plan: Plan) -> list[Step]:
 
 
 def gradient_steps(plan: Plan, directory: Path) -> list[Step]:
-    """Training steps; none where memory cannot be measured, which says what autograd may be asked."""
+    """Return the measurements of training steps; none if memory cannot be measured.
+
+    Measured memory decides up to which size autograd on the whole set is tried.
+    """
     if not memory.can_measure():
         return []
-    found = [RECYCLE, Step("do all find the same gradients?", _check_gradients)]
+    found = [RECYCLE, Step("check that gradients agree", _check_gradients)]
     for length in plan.gradient_lengths:
         run = partial(gradients.measure_memory, plan=plan, length=length)
         found.append(Step(f"memory of training steps, n = {length:,}", run))
@@ -123,7 +126,7 @@ def gradient_steps(plan: Plan, directory: Path) -> list[Step]:
 
 
 def file_steps(plan: Plan, directory: Path) -> list[Step]:
-    """Sets in files; none where memory cannot be measured."""
+    """Return the measurements of sets in files; none if memory cannot be measured."""
     if not memory.can_measure():
         return []
     run = partial(files.compare, plan=plan, directory=directory)
@@ -131,7 +134,7 @@ def file_steps(plan: Plan, directory: Path) -> list[Step]:
 
 
 def _load(results: Results) -> None:
-    """Import what peers need, and have garbage collections, of which there are many, pass it over."""
+    """Import all libraries, and exclude their objects from garbage collection."""
     for peer in (PEERS | ENCODERS).values():
         peer.build(NARROW)
     gc.freeze()
@@ -149,11 +152,11 @@ def _recycle(results: Results) -> None:
     results.recycling = recycle_memory()
 
 
-RECYCLE = Step("from here on, memory is recycled", _recycle)
+RECYCLE = Step("make the allocator keep freed memory", _recycle)
 
 
 def measured(plan: Plan, todo: list[Step], console: Console) -> Results:
-    """Take all steps, showing which one is under way."""
+    """Run all steps and show progress."""
     results = Results(plan)
     columns = (
         BarColumn(bar_width=24),
@@ -161,7 +164,7 @@ def measured(plan: Plan, todo: list[Step], console: Console) -> Results:
         TimeElapsedColumn(),
         TextColumn("{task.description}"),
     )
-    # drawn once per step and by no thread of its own, which would compete with what is timed
+    # no refresh thread, because it would compete with the measured code
     with Progress(*columns, console=console, auto_refresh=False, transient=True) as progress:
         task = progress.add_task("", total=len(todo))
         for step in todo:
@@ -173,11 +176,11 @@ def measured(plan: Plan, todo: list[Step], console: Console) -> Results:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="tiny sizes: does it run at all?")
-    parser.add_argument("--out", type=Path, default=Path("out/bench"), help="where results go")
+    parser.add_argument("--quick", action="store_true", help="use tiny sizes, as a test")
+    parser.add_argument("--out", type=Path, default=Path("out/bench"), help="output folder")
     parser.add_argument("--only", choices=PARTS, help="measure one part")
     arguments = parser.parse_args()
-    warnings.simplefilter("ignore")  # what peers' libraries deprecate is not this run's concern
+    warnings.simplefilter("ignore")  # deprecation warnings of other libraries
     torch.set_num_threads(1)
     torch.manual_seed(0)
     console = Console()
@@ -193,9 +196,9 @@ def main() -> None:
     report.show(results, facts, console)
     written = [*report.write(results, facts, arguments.out), *plots.write(results, arguments.out)]
     if arguments.quick:
-        console.print("Quick run: sizes are too small for the verdicts to mean anything.")
-    what = f"{', '.join(written)} in {arguments.out}"
-    console.print(f"{what}, after {facts['minutes']} minutes.", highlight=False)
+        console.print("Quick run: the sizes are too small for meaningful verdicts.")
+    files_written = f"{', '.join(written)} to {arguments.out}"
+    console.print(f"Wrote {files_written} after {facts['minutes']} minutes.", highlight=False)
 
 
 if __name__ == "__main__":

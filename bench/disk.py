@@ -1,8 +1,8 @@
-"""Target 9, from a file: one training step with exact gradients on a set that lies on a disk.
+"""Target 9, from a file: one training step with exact gradients on a set on disk.
 
-What counts is all that the process holds, torch's libraries and the file's pages among it.
+Measures the peak memory of the whole process, including torch's libraries and mapped pages.
 
-    python -m bench.disk SET.npy     prints its peak in bytes, and the CPU seconds of the step
+    python -m bench.disk SET.npy     prints peak bytes and CPU seconds of the step
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from bench.plan import BOUNDS, NARROW, Plan, power
 from bench.results import MEGABYTE, Results
 from bench.speed import one_encoding
 
-PIECE = 1_000_000  # elements that are written at once
-SPARE = 1.5  # the disk must have room for so many times the file
+PIECE = 1_000_000  # elements per write
+SPARE = 1.5  # required free space as a multiple of the file size
 FLOAT_BYTES = 4
 
 
-# ---- in the process that trains ------------------------------------------------------------------
+# ---- runs in the measured process ----------------------------------------------------------------
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Peak bytes and seconds of one step from a file.")
+    parser = argparse.ArgumentParser(description="Print peak bytes and seconds of one step.")
     parser.add_argument("file", type=Path, help="a set (1, n, d) as .npy")
     file = parser.parse_args().file
     warnings.simplefilter("ignore")
@@ -47,30 +47,31 @@ def main() -> None:
     print(status("VmHWM"), seconds, sep="\n")
 
 
-# ---- in the process that asks --------------------------------------------------------------------
+# ---- runs in the benchmark's process -------------------------------------------------------------
 
 
 def measure(results: Results, plan: Plan, directory: Path) -> None:
-    """Write a large set, have another process train on it, and delete it.
+    """Write a large set, run a training step on it in another process, and delete it.
 
     Args:
-        results: where the target goes, or why there is none.
-        plan: how large the set is.
-        directory: where there should be room for it; unlike /tmp, surely no part of the memory.
+        results: receives the target, or the reason why it was omitted.
+        plan: plan with the size of the set.
+        directory: folder for the set; it must be on disk, while /tmp can be in memory.
     """
     size = plan.disk_length * NARROW.dim_in * FLOAT_BYTES
     free = shutil.disk_usage(directory).free
     if free < SPARE * size:
         results.omissions.append(
-            f"A step from disk was left out: a set of {power(plan.disk_length)} elements needs "
-            f"{SPARE * size / 1e9:.1f} GB, and {directory} has {free / 1e9:.1f} GB left."
+            f"The training step from disk was left out: a set of {power(plan.disk_length)} "
+            f"elements needs {SPARE * size / 1e9:.1f} GB, but only {free / 1e9:.1f} GB are free in "
+            f"{directory}."
         )
         return
     with tempfile.TemporaryDirectory(dir=directory) as folder:
         file = Path(folder) / "set.npy"
         _write(file, plan.disk_length)
         peak, seconds = map(float, printed_by("bench.disk", str(file.resolve())))
-    claim = f"all of a process that trains from disk, n = {power(plan.disk_length)}"
+    claim = f"peak memory of a process that trains from disk, n = {power(plan.disk_length)}"
     bound = BOUNDS.process_megabytes
     detail = f"a file of {size / MEGABYTE:,.0f} MB, {seconds:.3g} s"
     results.targets.append(target(9, claim, peak / MEGABYTE, bound, detail))

@@ -1,7 +1,7 @@
-"""Every encoder of setfold on the same sets, each beside its library peer where there is one.
+"""Every encoder of setfold, with its library peer if there is one.
 
-To add an encoder, write a function that makes it from a `Shape` and add a line to its family in
-`FAMILIES`. Its rows in the tables and its lines in the plots follow from that.
+To add an encoder, write a function that builds it from a `Shape` and add a line to its family in
+`FAMILIES`. It then appears in all tables and plots.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from bench.modules import (
 from bench.peers import ATTENTION, OURS, PEERS, SEEDS, Peer, quadratic
 from bench.plan import Shape
 
-SLOT_SHARE = 4  # the second level of the hierarchy has so many times fewer slots
-SLOT_ATTENTION_HIDDEN = 128  # or d_out, if that is more: slot-attention's own choice
+SLOT_SHARE = 4  # the second level of the hierarchy has K / 4 slots
+SLOT_ATTENTION_HIDDEN = 128  # hidden width, or d_out if larger: slot-attention's default
 SAMPLED_PAIRS = 1_000
-PAIRS_LIMIT = 1e10  # multiplications that a network on all pairs of elements is asked for
+PAIRS_LIMIT = 1e10  # largest number of multiplications for a network on all pairs of elements
 
 
 # ---- slots ---------------------------------------------------------------------------------------
@@ -67,7 +67,7 @@ def attention_pool(shape: Shape) -> setfold.AttentionPool:
 
 
 def headed_attention_pool(shape: Shape) -> setfold.Composition:
-    head = nn.Linear(shape.dim_out, shape.dim_out)  # as nn.MultiheadAttention has one
+    head = nn.Linear(shape.dim_out, shape.dim_out)  # as in nn.MultiheadAttention
     return setfold.Composition(setfold.AttentionPool(*shape, num_heads=HEADS), head=head)
 
 
@@ -137,14 +137,14 @@ def bears_pairs(shape: Shape, length: int) -> bool:
 
 
 class Pair(NamedTuple):
-    """An encoder of setfold's, and what another library offers in its place."""
+    """An encoder of setfold and the equivalent of another library."""
 
     ours: Peer
     theirs: Peer | None = None
 
 
 class Family(NamedTuple):
-    """Encoders that are drawn together."""
+    """Encoders that share a panel in the plots."""
 
     title: str
     pairs: tuple[Pair, ...]
@@ -211,16 +211,17 @@ FAMILIES = (
 ENCODERS: dict[str, Peer] = {peer.name: peer for family in FAMILIES for peer in family.members}
 
 ENCODER_NOTES = (
-    f"{OURS} is SlotSetEncoder. Each encoder is followed by its library peer, if it has one, which "
-    "computes the same; the notes above hold for the peers here too.",
-    f"The hierarchy has a second level of K / {SLOT_SHARE} slots. SlotAttention takes elements of any "
-    "width; slot-attention does not.",
-    "Pool is followed by a Linear(d, d_out); SetNorm by max, after the network of Deep Sets; "
-    f"EquivariantDeepSets has {LAYERS} layers. These read one vector, not K.",
-    "AttentionPool with heads has an output projection, as MultiheadAttention does.",
-    f"SetTransformer has {LAYERS} ISABs of {INDUCING} points, then PMA; FullSetTransformer one SAB, PMA and "
-    f"one SAB; {HEADS} heads, no norms. Both begin with a Linear(d, d_out), PyG SetTransformer only if "
-    "d differs from d_out.",
-    f"JanossyPool with all pairs is left out above n² d d_out = {PAIRS_LIMIT:.0e}. FSPool and JanossyPool "
-    "read one vector, FSPool of width d.",
+    f"{OURS} is SlotSetEncoder. Each encoder is followed by its library peer, if there is one, "
+    "which computes the same. The notes on the peers above apply here, too.",
+    f"The hierarchy has a second level with K / {SLOT_SHARE} slots. SlotAttention accepts elements "
+    "of any width; slot-attention does not.",
+    "Pool is followed by a Linear(d, d_out). SetNorm follows the network of Deep Sets and is "
+    f"followed by a maximum. EquivariantDeepSets has {LAYERS} layers. These output one vector "
+    "instead of K.",
+    "AttentionPool with heads has an output projection, like MultiheadAttention.",
+    f"SetTransformer has {LAYERS} ISABs with {INDUCING} inducing points, then PMA. "
+    f"FullSetTransformer has one SAB, PMA and one SAB. Both have {HEADS} heads and no norms, and "
+    "start with a Linear(d, d_out); PyG SetTransformer does so only if d differs from d_out.",
+    f"JanossyPool with all pairs is omitted above n² d d_out = {PAIRS_LIMIT:.0e}. FSPool and "
+    "JanossyPool output one vector; that of FSPool has width d.",
 )

@@ -1,8 +1,8 @@
-"""Target 10: sets in files, beside what a user would do instead, and beside merely reading the files.
+"""Target 10: encode sets in files, compared with alternatives and with only reading the files.
 
-Each contender is a process of its own, with one thread for everything that can be told so.
+Each contender runs in its own process, with one thread wherever that can be set.
 
-    python -m bench.files CONTENDER FOLDER     prints CPU seconds without imports, peak bytes, and sets
+    python -m bench.files CONTENDER FOLDER     prints CPU seconds, peak bytes and sets
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from bench.timing import Timings
 SHAPE = Shape(16, 16, 64)
 READING, MATRIX, ENCODE = "reading alone", "reading into a matrix", "setfold encode"
 FILES_NOTES = (
-    f"Parquet files as pyarrow writes them (snappy), {SHAPE.dim_in} columns of float32 and one that tells the set; "
-    f"{FILE_SETS:,} sets whose sizes follow a power law, rows in random order.",
-    f"{READING}: pyarrow's `iter_batches` over all columns, nothing done with them. {MATRIX}: the same, laid out as rows, "
-    "which is what any model needs.",
-    "polars and DuckDB compute the mean of the raw columns of each set: no model. The loop reads a DataFrame, groups it, and "
-    "calls the encoder on each set, with everything in memory.",
-    "CPU time of a process without its imports, all threads together; peak memory of the whole process.",
+    f"Parquet files written by pyarrow (snappy) with {SHAPE.dim_in} float32 columns and one column "
+    f"for the set; {FILE_SETS:,} sets whose sizes follow a power law, rows in random order.",
+    f"{READING}: pyarrow's `iter_batches` over all columns, without using them. {MATRIX}: the "
+    "same, converted to a row-major matrix, which any model needs.",
+    "polars and DuckDB compute the mean of the raw columns of each set, without a model. The loop "
+    "reads a DataFrame into memory, groups it and calls the encoder on each set.",
+    "CPU time of a process over all threads, without imports; peak memory of the whole process.",
 )
 
 
-# ---- in the process that works -------------------------------------------------------------------
+# ---- runs in the measured process ----------------------------------------------------------------
 
 
 def read(folder: Path) -> int:
-    """Read all batches, and forget them."""
+    """Read all batches and discard them."""
     import pyarrow.parquet as pq
 
     rows = 0
@@ -67,7 +67,7 @@ def read_matrix(folder: Path) -> int:
 
 
 def encode(folder: Path) -> int:
-    """Encode all sets, one vector for each."""
+    """Encode each set as one vector."""
     import setfold
 
     with tempfile.TemporaryDirectory(dir=folder.parent) as out:
@@ -76,7 +76,7 @@ def encode(folder: Path) -> int:
 
 
 def polars_mean(folder: Path) -> int:
-    """The mean of the raw features, by polars."""
+    """Compute the mean of the raw features with polars."""
     import polars as pl
 
     means = pl.all().exclude("event").mean()
@@ -85,7 +85,7 @@ def polars_mean(folder: Path) -> int:
 
 
 def duckdb_mean(folder: Path) -> int:
-    """The mean of the raw features, by DuckDB."""
+    """Compute the mean of the raw features with DuckDB."""
     import duckdb
 
     means = ", ".join(f"avg(f{i})" for i in range(SHAPE.dim_in))
@@ -95,7 +95,7 @@ def duckdb_mean(folder: Path) -> int:
 
 
 def loop(folder: Path) -> int:
-    """The encoder, set by set, over a DataFrame in memory."""
+    """Call the encoder on each set of a DataFrame in memory."""
     import pandas as pd
     import torch
 
@@ -130,14 +130,14 @@ def _encoder():  # type: ignore[no-untyped-def]  # the contenders without torch 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="CPU seconds, peak bytes and sets of a contender.")
+    parser = argparse.ArgumentParser(description="Print CPU seconds, peak bytes and sets.")
     parser.add_argument("contender", choices=CONTENDERS)
     parser.add_argument("folder", type=Path)
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     os.environ["POLARS_MAX_THREADS"] = "1"
     run = CONTENDERS[arguments.contender]
-    with tempfile.TemporaryDirectory() as folder:  # a first run on next to nothing, for the imports
+    with tempfile.TemporaryDirectory() as folder:  # warm-up on a tiny set, for the imports
         _write(Path(folder) / "in", 1000, 1)
         run(Path(folder) / "in")
     begin = time.process_time()
@@ -145,11 +145,11 @@ def main() -> None:
     print(time.process_time() - begin, status("VmHWM"), sets, sep="\n")
 
 
-# ---- in the process that asks --------------------------------------------------------------------
+# ---- runs in the benchmark's process -------------------------------------------------------------
 
 
 def compare(results: Results, plan: Plan, directory: Path) -> None:
-    """All contenders, in turn; then more elements, and fewer files."""
+    """Measure all contenders in turn, then more elements and fewer files."""
     cost = _measured(plan, directory, plan.file_rows, FILES, tuple(CONTENDERS))
     results.files.append(cost)
     for number, (rows, files) in enumerate([(2 * plan.file_rows, FILES), (plan.file_rows, 4)]):
@@ -158,22 +158,22 @@ def compare(results: Results, plan: Plan, directory: Path) -> None:
         ratio = other.timings.seconds(ENCODE) / cost.timings.seconds(ENCODE)
         if number == 0:
             claim, bound = (
-                f"time for {power(rows)} elements / for {power(plan.file_rows)}",
+                f"time for {power(rows)} elements / time for {power(plan.file_rows)}",
                 BOUNDS.files_linear,
             )
         else:
             claim, ratio, bound = (
-                f"time for {FILES} files / for {files}",
+                f"time for {FILES} files / time for {files}",
                 1 / ratio,
                 BOUNDS.files_flat,
             )
         results.targets.append(Target(10, claim, ratio, bound, at_least=False, shape=SHAPE))
     for peer in (READING, MATRIX):
         speed = cost.timings.ratio(peer, ENCODE)
-        claim = f"speed of encoding / of {peer}"
+        claim = f"speed of encoding / speed of {peer}"
         results.targets.append(Target(10, claim, speed, BOUNDS.files_speed, shape=SHAPE))
     peak, bound = cost.megabytes[ENCODE], FILES_MEMORY / MEGABYTE
-    claim = "all of a process that encodes files"
+    claim = "peak memory of a process that encodes files"
     results.targets.append(Target(10, claim, peak, bound, "MB", at_least=False, shape=SHAPE))
 
 

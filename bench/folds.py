@@ -1,4 +1,4 @@
-"""setfold.fold: a set chunk by chunk, beside the same set in one call."""
+"""setfold.fold on a set in chunks, compared with one call on the whole set."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Source = Callable[[], Iterator[Tensor]] | tuple[Tensor, ...] | Tensor
 
 
 class Gradient(NamedTuple):
-    """How a fold finds gradients, as setfold.fold is told."""
+    """Gradient arguments of setfold.fold."""
 
     gradient: str = "exact"
     samples: int = 1
@@ -39,14 +39,14 @@ GRADIENTS = {
 
 @cache
 def passes() -> dict[str, int]:
-    """By name, how often those encoders that fold read a set."""
+    """Return the number of passes of each encoder that folds, by name."""
     ours = (pair.ours for family in FAMILIES for pair in family.pairs)
     found = {peer.name: cast(setfold.SetEncoder, peer.build(NARROW)).passes for peer in ours}
     return {name: number for name, number in found.items() if number is not None}
 
 
 def stream(length: int, size: int = FOLD_CHUNK) -> Source:
-    """A stream that can be opened again, whose chunks never stand in memory together."""
+    """Return a re-openable stream that generates chunks on demand."""
 
     def opened() -> Iterator[Tensor]:
         draw = torch.Generator().manual_seed(0)
@@ -58,14 +58,14 @@ def stream(length: int, size: int = FOLD_CHUNK) -> Source:
 
 
 def one_fold(module: nn.Module, source: Source, backward: bool, how: Gradient = EXACT) -> Contender:
-    """One fold of a set; with backward, also the gradients of all weights."""
+    """Return a function that folds a set; with backward, also computes all gradients."""
     encoder = cast(setfold.SetEncoder, module)
     encode = partial(setfold.fold, encoder, source, **how._asdict())
     return one_encoding(encoder, encode, backward)
 
 
 def compare_fold(results: Results, plan: Plan, name: str) -> None:
-    """Time one encoder on a set in chunks and on the whole set; for information."""
+    """Time one encoder on a set in chunks and on the whole set; there is no target for this."""
     length = max(plan.lengths)
     elements = torch.randn(1, length, NARROW.dim_in)
 

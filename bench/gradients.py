@@ -1,8 +1,8 @@
-"""Target 9: one training step on sets that need not fit, by how its gradients are found.
+"""Target 9: one training step on sets of any size, for each kind of gradient.
 
-Ordinary autograd takes the whole set, and keeps a graph of all of it, until that outgrows a limit.
-Folds take it in chunks, from a list where time is measured and, where memory is, from a stream
-that makes each chunk when it is read, so that the set never stands in memory.
+Ordinary autograd uses the whole set and keeps a graph of all elements; it is tried up to a memory
+limit. Folds read chunks: from a list where time is measured, and from a stream that generates
+chunks on demand where memory is measured, so that the set is never in memory.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ ON_LONG_SETS = (
     Way.UNBIASED_1,
     Way.UNBIASED_16,
     Way.SUBSET,
-)  # a step may take a minute
+)  # these steps can take a minute
 AGREEMENT_LENGTH = 1_000
 
 
 class Model(NamedTuple):
-    """What is trained.
+    """A trained model.
 
     Attributes:
-        title: what it is called in tables.
-        ours, literal: setfold's module and the same in plain PyTorch, among the peers.
-        rivals: the ways of autograd that exact gradients are held against.
-        bound: how many times longer than each of these they may take.
+        title: name in tables.
+        ours, literal: names of setfold's module and of the same in plain PyTorch.
+        rivals: variants of autograd that exact gradients are compared with.
+        bound: largest allowed time of exact gradients, as a multiple of each rival's time.
     """
 
     title: str
@@ -53,7 +53,7 @@ class Model(NamedTuple):
 
     @property
     def lines(self) -> dict[str, tuple[str, Way]]:
-        """What is compared, in the tables and in the plot."""
+        """Rows of the tables and lines of the plot: {label: (module name, way)}."""
         autograd = {ALL_AT_ONCE: (self.ours, Way.WHOLE), BY_HAND: (self.literal, Way.WHOLE)}
         return autograd | {str(way): (self.ours, way) for way in GRADIENTS}
 
@@ -69,24 +69,26 @@ ON_NETWORK = Model(
 MODELS = (ALONE, ON_NETWORK)
 
 GRADIENT_NOTES = (
-    "A training step encodes one set and computes the gradients of all weights. The feature network "
-    f"is Linear(d, {FEATURES}), ReLU, Linear({FEATURES}, {FEATURES}); literal is Algorithm 1 in plain torch, behind "
-    "the same network, which is what one writes without setfold.",
-    f"Folds read chunks of {GRADIENT_CHUNK:,}: where time is measured, from a list; where memory is, from a "
-    "stream that makes each chunk when it is read. One tensor is cut by setfold itself. Its memory, and "
-    f"autograd's, comes on top of the whole set, {NARROW.dim_in * 4} MB for a million elements.",
-    f"Whole sets whose graph would exceed {GRAPH_LIMIT / 1e3:.0f} GB, by what a shorter one took, are left out. "
-    "So is unbiased where a set has fewer chunks than are drawn.",
-    "Exact is what autograd computes, without the graph: it reads the set twice. Unbiased is right on "
-    "average. Subset sees one chunk, in the encoding too, so it computes something else.",
+    "A training step encodes one set and computes the gradients of all weights. The feature "
+    f"network is Linear(d, {FEATURES}), ReLU, Linear({FEATURES}, {FEATURES}). Literal is Algorithm "
+    "1 in plain PyTorch with the same network, which is what one would write without setfold.",
+    f"Folds read chunks of {GRADIENT_CHUNK:,} elements: from a list where time is measured, and "
+    "from a stream that generates chunks on demand where memory is measured. One tensor is split "
+    "by setfold. Its memory and autograd's are in addition to the whole set, which takes "
+    f"{NARROW.dim_in * 4} MB for a million elements.",
+    f"Whole sets whose graph would exceed {GRAPH_LIMIT / 1e3:.0f} GB, extrapolated from a smaller "
+    "set, are omitted. Unbiased is omitted if a set has fewer chunks than it draws.",
+    "Exact computes the same gradient as autograd without the graph, and reads the set twice. "
+    "Unbiased is correct in expectation. Subset uses one chunk for the encoding, too, so it "
+    "computes a different gradient.",
 )
 
 
-# ---- what is measured ----------------------------------------------------------------------------
+# ---- measurements --------------------------------------------------------------------------------
 
 
 def check_agreement() -> None:
-    """Refuse to compare unless autograd, by hand too, and a fold find the same gradients."""
+    """Raise unless autograd, the literal formula and a fold give the same gradients."""
     elements = torch.randn(1, AGREEMENT_LENGTH, NARROW.dim_in)
     chunks = elements.split(AGREEMENT_LENGTH // 3, 1)
     for model in MODELS:
@@ -102,19 +104,19 @@ def check_agreement() -> None:
             if error > AGREEMENT:
                 raise RuntimeError(
                     f"{model.title}: gradients of '{name}' and '{ALL_AT_ONCE}' differ by "
-                    f"{error:.1e}: their times cannot be compared."
+                    f"{error:.1e}, so their times are not comparable."
                 )
 
 
 def _gradients(module: nn.Module, step: Contender) -> Tensor:
-    """The gradients of all weights after one step, in one vector, by name."""
+    """Run one step and return the gradients of all weights as one vector, sorted by name."""
     step()
     named = sorted(module.named_parameters())
     return torch.cat([p.grad.flatten() for _, p in named if p.grad is not None])
 
 
 def measure_memory(results: Results, plan: Plan, length: int) -> None:
-    """Peak memory of all steps that are asked for; shorter sets must have been measured."""
+    """Measure the peak memory of all planned steps; smaller sets must be measured first."""
     cases = [
         MemoryCase(name, way, length) for model in MODELS for name, way in model.lines.values()
     ]
@@ -122,7 +124,7 @@ def measure_memory(results: Results, plan: Plan, length: int) -> None:
 
 
 def asked_for(case: MemoryCase, results: Results, plan: Plan) -> bool:
-    """Whether a step is worth its time, and will not outgrow the limit."""
+    """Return whether to measure a step: it must fit into the limits of time and memory."""
     if case.way is Way.WHOLE:
         return _predicted(case, results, plan) <= GRAPH_LIMIT
     if GRADIENTS[case.way].samples > math.ceil(case.length / GRADIENT_CHUNK):
@@ -131,7 +133,7 @@ def asked_for(case: MemoryCase, results: Results, plan: Plan) -> bool:
 
 
 def _predicted(case: MemoryCase, results: Results, plan: Plan) -> float:
-    """Megabytes in proportion to the next shorter set; NaN if that did not fit either."""
+    """Extrapolate megabytes from the next smaller set; NaN if that was not measured."""
     shorter = max((n for n in plan.gradient_lengths if n < case.length), default=None)
     if shorter is None:
         return 0.0
@@ -139,7 +141,7 @@ def _predicted(case: MemoryCase, results: Results, plan: Plan) -> float:
 
 
 def compare_steps(results: Results, plan: Plan, model: Model, length: int) -> None:
-    """Time all steps of one model whose memory has been measured, for they fit."""
+    """Time all steps of one model whose memory was measured."""
     elements = torch.randn(1, length, NARROW.dim_in)
     chunks = elements.split(GRADIENT_CHUNK, 1)
     modules = dict(zip((model.ours, model.literal), _built(model), strict=True))
@@ -161,11 +163,11 @@ def _built(model: Model) -> tuple[nn.Module, nn.Module]:
     return peers[model.ours].build(NARROW), peers[model.literal].build(NARROW)
 
 
-# ---- what was promised ---------------------------------------------------------------------------
+# ---- targets -------------------------------------------------------------------------------------
 
 
 def judge(results: Results, plan: Plan) -> None:
-    """Target 9: exact gradients cost little more time than a graph, and no memory by length."""
+    """Target 9: time of exact gradients compared with autograd, and constant memory."""
     for model, cost in product(MODELS, results.training_steps):
         judged = cost.model == model.title and cost.length in plan.gradient_judged
         if judged and any(label in cost.timings.samples for label in model.rivals):
@@ -177,7 +179,7 @@ def judge(results: Results, plan: Plan) -> None:
 
 
 def _time_target(model: Model, cost: StepCost) -> Target:
-    """The time of exact gradients as a multiple of the fastest rival's that fits."""
+    """Return the target for the time of exact gradients, relative to the fastest rival."""
     autograd = [label for label in (ALL_AT_ONCE, BY_HAND) if label in cost.timings.samples]
     ratios = {label: cost.timings.ratio(Way.EXACT, label) for label in autograd}
     worst = max(ratio for label, ratio in ratios.items() if label in model.rivals)

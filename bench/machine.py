@@ -1,4 +1,4 @@
-"""The machine, the versions and the command behind the numbers."""
+"""Information about the machine, versions and command; settings of the memory allocator."""
 
 from __future__ import annotations
 
@@ -14,42 +14,42 @@ from pathlib import Path
 import torch
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4  # from malloc.h
-MAPPED_BYTES = 1 << 17  # what glibc begins with
+MAPPED_BYTES = 1 << 17  # glibc's initial value
 PACKAGES = ("setfold", "torch", "torch_geometric", "slot-attention", "numpy")
 
 
 def recycle_memory() -> bool:
-    """Have the allocator keep what is freed, so that nobody pays for new pages after warm-up.
+    """Make the allocator keep freed memory, so that no module waits for new pages after warm-up.
 
-    By default glibc maps blocks above 32 MB anew each time and keeps or returns smaller ones
-    depending on what the process has allocated before, so that whoever allocates much takes up to
-    three times as long, partly by luck. Keeping everything is kindest to them, and repeatable.
+    By default, glibc maps blocks above 32 MB on every allocation, and keeps or returns smaller
+    blocks depending on earlier allocations. Modules that allocate much then take up to three times
+    as long, with large variance. Keeping all memory favours these modules and is reproducible.
 
     Returns:
-        Whether there is such an allocator and it listened.
+        Whether the allocator supports the setting.
     """
-    return _told_allocator(M_MMAP_MAX, 0) and _told_allocator(M_TRIM_THRESHOLD, -1)
+    return _set_allocator(M_MMAP_MAX, 0) and _set_allocator(M_TRIM_THRESHOLD, -1)
 
 
 def return_memory() -> bool:
-    """Have the allocator give large blocks back when they are freed, so that only what is used counts.
+    """Make the allocator return large blocks when they are freed, so that only used memory counts.
 
-    By default glibc learns to keep blocks up to 32 MB, and in how many pieces it keeps them is
-    partly luck: some encoders then seem to need twice as much, ten megabytes more or less.
+    By default, glibc keeps freed blocks up to 32 MB, and their fragmentation varies: the peak of
+    some encoders then doubles, with a variance of ten megabytes.
 
     Returns:
-        Whether there is such an allocator and it listened.
+        Whether the allocator supports the setting.
     """
-    return _told_allocator(M_MMAP_THRESHOLD, MAPPED_BYTES)
+    return _set_allocator(M_MMAP_THRESHOLD, MAPPED_BYTES)
 
 
-def _told_allocator(parameter: int, value: int) -> bool:
+def _set_allocator(parameter: int, value: int) -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     return mallopt is not None and bool(mallopt(parameter, value))
 
 
 def about(arguments: Sequence[str]) -> dict[str, object]:
-    """What must be known to make sense of the results."""
+    """Collect the facts needed to interpret the results."""
     return {
         "cpu": cpu_model(),
         "cpu capability": torch.backends.cpu.get_cpu_capability(),
@@ -63,7 +63,7 @@ def about(arguments: Sequence[str]) -> dict[str, object]:
 
 
 def cpu_model() -> str:
-    """The CPU's name as lscpu gives it."""
+    """Return the name of the CPU from lscpu."""
     for line in _output("lscpu").splitlines():
         if line.startswith("Model name"):
             return line.split(":", 1)[1].strip()
@@ -71,7 +71,7 @@ def cpu_model() -> str:
 
 
 def commit() -> str | None:
-    """The commit of the sources, marked if they have been changed since; None outside of git."""
+    """Return the git commit, marked if there are local changes; None without git."""
     found = _output("git", "rev-parse", "--short=12", "HEAD").strip()
     changes = ("status", "--porcelain", "--untracked-files=no", "--", "setfold", "bench")
     changed = _output("git", "--no-optional-locks", *changes).strip()
@@ -86,7 +86,7 @@ def _version(name: str) -> str | None:
 
 
 def _output(*command: str) -> str:
-    """What a command prints, or nothing if it is not there or fails."""
+    """Return the output of a command; empty if it does not exist or fails."""
     if shutil.which(command[0]) is None:
         return ""
     root = Path(__file__).resolve().parent.parent
@@ -95,7 +95,7 @@ def _output(*command: str) -> str:
 
 
 def described(facts: dict[str, object]) -> str:
-    """One line that names the CPU and what it can do."""
+    """Describe CPU and versions in one line."""
     return (
         f"{facts['cpu']}, {facts['cpu capability']}, {facts['torch threads']} thread, "
         f"torch {torch.__version__}, Python {facts['python']}"

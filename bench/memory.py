@@ -1,10 +1,9 @@
-"""Targets 2, 8 and, for gradients.py, 9: peak memory, each measurement in a process of its own.
+"""Targets 2, 8 and (for gradients.py) 9: peak memory, each measured in a separate process.
 
-The process makes the input in place, warms up on a small set, so that libraries loaded late
-are not blamed on the run, hands freed memory back, resets the kernel's high-water mark, runs once
-and reads the mark. It is forked from one that has loaded everything, which saves seconds each time,
-and its allocator gives large blocks back when they are freed: what it might keep would count as
-needed. Linux only: other systems do not let the mark be reset.
+The process creates the input, warms up on a small set (which loads libraries), returns freed
+memory, resets the kernel's high-water mark, runs once and reads the mark. It is forked from a
+process with all libraries loaded, which saves seconds. Its allocator returns large blocks when they
+are freed, because kept blocks would count as used. Linux only: other systems cannot reset the mark.
 
     python -m bench.memory "setfold mean" WHOLE 100000     prints bytes
 """
@@ -36,7 +35,7 @@ from bench.speed import one_pass
 from bench.timing import Contender
 
 STREAM = "setfold, streamed"
-BESIDE_PEERS = {  # the lines of the first table, and of its plot
+BESIDE_PEERS = {  # rows of the first table and lines of its plot
     OURS: (OURS, Way.WHOLE),
     STREAM: (OURS, Way.STREAMED),
     LITERAL: (LITERAL, Way.WHOLE),
@@ -44,15 +43,15 @@ BESIDE_PEERS = {  # the lines of the first table, and of its plot
     SEEDS: (SEEDS, Way.WHOLE),
 }
 JUDGED_FOLDS = (INDUCED, EQUIVARIANT, SOFTMAX)
-WARM_UP_LENGTH = 5_000  # long enough for the kernels that long sets take
+WARM_UP_LENGTH = 5_000  # large enough to use the same kernels as large sets
 RESET = Path("/proc/self/clear_refs")
 
 
-# ---- in the process that measures ----------------------------------------------------------------
+# ---- runs in the measured process ----------------------------------------------------------------
 
 
 def peak_above_input(module: nn.Module, way: Way, length: int) -> int:
-    """Bytes that one training pass, or one fold, takes beyond what was there before."""
+    """Return the peak bytes of one training pass or fold, above the memory before it."""
     small, run = _warm_up(module, way, length), _prepared(module, way, length)
     small()
     gc.collect()
@@ -65,7 +64,7 @@ def peak_above_input(module: nn.Module, way: Way, length: int) -> int:
 
 def _warm_up(module: nn.Module, way: Way, length: int) -> Contender:
     if way in GRADIENTS:
-        # the last chunk is as short as it will be, for its size may choose another kernel
+        # the last chunk has the final size, because the size can select another kernel
         small = stream(WARM_UP_LENGTH + length % GRADIENT_CHUNK, WARM_UP_LENGTH)
         return one_fold(module, small, True, GRADIENTS[way])
     return _prepared(module, way, min(WARM_UP_LENGTH, length))
@@ -82,20 +81,20 @@ def _prepared(module: nn.Module, way: Way, length: int) -> Contender:
 
 
 def status(field: str) -> int:
-    """One of the kernel's figures about this process, in bytes."""
+    """Return a field of /proc/self/status in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field):
             return int(line.split()[1]) * 1024
     raise RuntimeError(f"/proc/self/status has no {field}.")
 
 
-# ---- in the process that has loaded everything ---------------------------------------------------
+# ---- runs in the process with all libraries loaded -----------------------------------------------
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Peak memory above the input, in bytes, by case.")
+    parser = argparse.ArgumentParser(description="Print peak bytes above the input, for each case.")
     ways = ", ".join(way.name for way in Way)
-    parser.add_argument("case", nargs="+", help=f"a name, a way ({ways}) and a number of elements")
+    parser.add_argument("case", nargs="+", help=f"name, way ({ways}) and number of elements")
     words = iter(parser.parse_args().case)
     warnings.simplefilter("ignore")
     return_memory()
@@ -106,10 +105,10 @@ def main() -> None:
 
 
 def _forked_peak(case: MemoryCase) -> int:
-    """What a process measures that begins as a copy of this one."""
+    """Measure a case in a fork of this process."""
     peer = (PEERS | ENCODERS | ON_FEATURES)[case.name]
-    module = peer.build(NARROW)  # loads its library, once for all
-    gc.freeze()  # what the fork's garbage collection looked at would be copied into it
+    module = peer.build(NARROW)  # loads its library once
+    gc.freeze()  # otherwise garbage collection in the fork would copy these pages
     context = multiprocessing.get_context("fork")
     reader, writer = context.Pipe(duplex=False)
 
@@ -127,7 +126,7 @@ def _forked_peak(case: MemoryCase) -> int:
         process.join()
 
 
-# ---- in the process that asks --------------------------------------------------------------------
+# ---- runs in the benchmark's process -------------------------------------------------------------
 
 
 def can_measure() -> bool:
@@ -135,17 +134,17 @@ def can_measure() -> bool:
 
 
 def measure_peers(results: Results, plan: Plan) -> None:
-    """The Slot Set Encoder, whole and streamed, beside its peers."""
+    """Measure the Slot Set Encoder, on whole sets and streamed, and its peers."""
     measure(results, _peer_cases(plan))
 
 
 def measure_encoders(results: Results, plan: Plan) -> None:
-    """Every encoder: whole sets, folds, folds that are trained."""
+    """Measure every encoder: whole sets, folds, and folds with backward pass."""
     measure(results, _encoder_cases(plan))
 
 
 def measure(results: Results, cases: Iterable[MemoryCase]) -> None:
-    """Have other processes measure those cases that have not been measured before."""
+    """Measure cases in other processes, except those that were measured before."""
     new = [case for case in dict.fromkeys(cases) if case not in results.memory]
     words = [word for case in new for word in (case.name, case.way.name, str(case.length))]
     if words:
@@ -174,7 +173,7 @@ def _encoder_cases(plan: Plan) -> list[MemoryCase]:
 
 
 def printed_by(module: str, *words: str) -> list[str]:
-    """The lines that a module of this benchmark prints, run in a process of its own."""
+    """Run a module of this benchmark in a new process and return its output lines."""
     command = [sys.executable, "-W", "ignore", "-m", module, *words]
     root = Path(__file__).resolve().parent.parent
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -187,7 +186,7 @@ def printed_by(module: str, *words: str) -> list[str]:
 
 
 def judge_peers(results: Results, plan: Plan) -> None:
-    """Target 2: little, and no more for more elements."""
+    """Target 2: memory is small and does not grow with the number of elements."""
     for way, doing in {Way.WHOLE: "forward+backward", Way.STREAMED: "streamed"}.items():
         found = [results.megabytes(OURS, way, n) for n in plan.memory_lengths]
         claim = f"{doing}, n = {power(plan.memory_lengths[-1])}"
@@ -196,7 +195,7 @@ def judge_peers(results: Results, plan: Plan) -> None:
 
 
 def judge_folds(results: Results, plan: Plan) -> None:
-    """Target 8: no more for more chunks."""
+    """Target 8: memory does not grow with the number of chunks."""
     for name in JUDGED_FOLDS:
         lengths = plan.fold_lengths[-2:]
         found = [results.megabytes(name, Way.TRAINED, n) for n in lengths]

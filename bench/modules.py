@@ -1,7 +1,7 @@
-"""The modules that are compared, each made from a `Shape`: one set (1, n, d) to K vectors, or to one.
+"""The compared modules, each built from a `Shape`: one set (1, n, d) to K vectors or one vector.
 
-What other libraries offer is wrapped in a small module; what setfold offers is made by a function.
-Here is what several comparisons share; setfold's other encoders are made in encoders.py.
+Modules of other libraries are wrapped in small classes; setfold's are built by functions. This file
+contains the modules that several comparisons share; encoders.py builds the others.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ import setfold
 from bench.plan import Shape
 
 HEADS = 4
-INDUCING = 16  # learned points of an induced set attention block
-LAYERS = 2  # of such blocks
+INDUCING = 16  # inducing points of an ISAB
+LAYERS = 2  # number of ISABs
 SLOT_ATTENTION_ITERATIONS = 3
-FEATURES = 128  # width of the features where an encoder gets a network in front
+FEATURES = 128  # width of the feature network in front of an encoder
 
 
-# ---- what people use instead ---------------------------------------------------------------------
+# ---- alternatives to setfold ---------------------------------------------------------------------
 
 
 class Literal(nn.Module):
     """Algorithm 1 of the Slot Set Encoder paper, line by line.
 
-    Its parameters have the names of `setfold.SlotSetEncoder`, so that either can load the other's.
+    Its parameters have the same names as in `setfold.SlotSetEncoder`, so weights can be exchanged.
     """
 
     def __init__(self, shape: Shape, aggregate: str) -> None:
@@ -87,7 +87,7 @@ class MultiheadPooling(nn.Module):
 
 
 class Widened(nn.Module):
-    """A peer whose output is as wide as its input: a Linear(d, d_out) before it, where they differ."""
+    """Base of peers with equal input and output width: adds a Linear(d, d_out) if they differ."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class SeedPooling(Widened):
 
 
 class FullSetTransformer(Widened):
-    """PyG's Set Transformer: every element looks at every other one."""
+    """PyG's Set Transformer, with self-attention between all elements."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape)
@@ -127,7 +127,7 @@ class FullSetTransformer(Widened):
 
 
 class InducedSetTransformer(nn.Module):
-    """PyG's blocks, put together as in the Set Transformer's paper: Linear, ISABs, PMA."""
+    """PyG's blocks, combined as in the Set Transformer paper: Linear, ISABs, PMA."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ class InducedSetTransformer(nn.Module):
 
 
 class IterativeSlots(Widened):
-    """slot_attention.SlotAttention, three iterations."""
+    """slot_attention.SlotAttention with three iterations."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape)
@@ -176,22 +176,22 @@ class GeometricDeepSets(nn.Module):
 
 
 def literal_on_features(shape: Shape, aggregate: str) -> nn.Module:
-    """The literal algorithm with a network in front; its parameters have setfold's names."""
+    """Build the literal algorithm after a feature network, with setfold's parameter names."""
     encoder = Literal(shape._replace(dim_in=FEATURES), aggregate)
     return nn.Sequential(OrderedDict(features=wide_features(shape), encoder=encoder))
 
 
-# ---- setfold --------------------------------------------------------------------------------------
+# ---- setfold -------------------------------------------------------------------------------------
 
 
 def features(shape: Shape) -> nn.Module:
-    """The element-wise network of both Deep Sets."""
+    """Build the element-wise network of both Deep Sets."""
     width = shape.dim_out
     return nn.Sequential(nn.Linear(shape.dim_in, width), nn.ReLU(), nn.Linear(width, width))
 
 
 def wide_features(shape: Shape) -> nn.Module:
-    """The same network, wide enough to outweigh a pooling that comes after it."""
+    """Build the same network, wide enough to dominate the time of the pooling after it."""
     return features(shape._replace(dim_out=FEATURES))
 
 

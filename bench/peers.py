@@ -1,7 +1,7 @@
-"""Who the Slot Set Encoder is compared with: the literal algorithm, and what people use instead.
+"""The peers of the Slot Set Encoder: the literal algorithm and modules of other libraries.
 
-To add a peer, write a small module that is made from a `Shape` (modules.py) and add a line to
-`PEERS`. Its place in the tables and its line in the plots follow from that.
+To add a peer, write a small module that is built from a `Shape` (modules.py) and add a line to
+`PEERS`. It then appears in all tables and plots.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bench.modules import (
 )
 from bench.plan import Shape
 
-QUADRATIC_LIMIT = 3e7  # pairs of elements that a quadratic module is asked for
+QUADRATIC_LIMIT = 3e7  # largest number of pairs of elements for a quadratic module
 
 
 def anything(shape: Shape, length: int) -> bool:
@@ -42,13 +42,13 @@ def quadratic(shape: Shape, length: int) -> bool:
 
 @dataclass(frozen=True)
 class Peer:
-    """One line of the tables.
+    """One row of the tables.
 
     Attributes:
-        name: what it is called there.
-        build: makes the module for a shape.
-        plotted: whether it also gets a line in the plots; twins share one.
-        bears: whether a set of n elements is small enough for it.
+        name: name in tables and plots.
+        build: function that builds the module for a shape.
+        plotted: whether it also has a line in the plots; near-identical peers share one.
+        bears: function that returns whether it can process a set of n elements.
     """
 
     name: str
@@ -82,7 +82,7 @@ PEERS: dict[str, Peer] = {
 OURS_ON_FEATURES = f"{OURS} on features"
 LITERAL_ON_FEATURES = f"{LITERAL} on features"
 
-ON_FEATURES: dict[str, Peer] = {  # seen only where gradients are compared
+ON_FEATURES: dict[str, Peer] = {  # used only where gradients are compared
     peer.name: peer
     for peer in (
         Peer(OURS_ON_FEATURES, partial(slot_set_on_features, aggregate="mean")),
@@ -91,12 +91,12 @@ ON_FEATURES: dict[str, Peer] = {  # seen only where gradients are compared
 }
 
 NOTES = (
-    "Literal is Algorithm 1 of the paper in plain torch modules, with setfold's own weights.",
-    f"MultiheadAttention, PMA and SetTransformer have {HEADS} heads; MultiheadAttention takes keys "
-    "and values of width d (kdim, vdim) and is d_out wide itself.",
-    "PyG PMA, PyG SetTransformer and slot-attention put out what they take in, so where d differs "
-    "from d_out, as 5 does from 64, a Linear(d, d_out) stands before them.",
-    f"PyG SetTransformer is quadratic and left out above n² = {QUADRATIC_LIMIT:.0e}; "
-    f"slot-attention runs {SLOT_ATTENTION_ITERATIONS} iterations.",
-    "Deep Sets read one vector, not K; both have the same networks and add up.",
+    "Literal is Algorithm 1 of the paper in plain PyTorch modules, with setfold's weights.",
+    f"MultiheadAttention, PMA and SetTransformer have {HEADS} heads. MultiheadAttention has keys "
+    "and values of width d (kdim, vdim) and an embedding of width d_out.",
+    "PyG PMA, PyG SetTransformer and slot-attention have the same input and output width. If d "
+    "differs from d_out (for example 5 and 64), a Linear(d, d_out) precedes them.",
+    f"PyG SetTransformer is quadratic and omitted above n² = {QUADRATIC_LIMIT:.0e}. slot-attention "
+    f"runs {SLOT_ATTENTION_ITERATIONS} iterations.",
+    "Deep Sets output one vector instead of K. Both have the same networks and a sum.",
 )

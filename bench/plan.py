@@ -1,4 +1,4 @@
-"""What is measured: shapes, sizes, effort, and the bounds that the results are held against."""
+"""What is measured: shapes, sizes, effort, and the bounds of the targets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Shape(NamedTuple):
-    """Elements (n, d) are pooled into K slots of width d_out."""
+    """Sets (n, d) are pooled into K slots of width d_out."""
 
     dim_in: int
     num_slots: int
@@ -19,38 +19,38 @@ class Shape(NamedTuple):
 
 MIDDLE = Shape(64, 32, 64)
 WIDE = Shape(256, 32, 256)
-NARROW = Shape(5, 16, 64)  # points with a few features: the shape of sets that do not fit in memory
+NARROW = Shape(5, 16, 64)  # points with a few features, typical of sets larger than memory
 SHAPES = (MIDDLE, WIDE, NARROW)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Sizes and effort of one run; the defaults are the sizes that the targets speak of.
+    """Sizes and effort of a run; the targets refer to the default sizes.
 
     Attributes:
-        lengths: sizes n of the sets on which peers and encoders are timed.
-        extreme_length: size of the sets for max and min, which the literal algorithm can bear.
-        rounds: how often each contender gets its turn at most; and at least.
-        budget: seconds after which no further round begins.
-        encoder_rounds, encoder_budget: the same where every encoder is timed, some of them slow.
-        warm_up_calls: how often each contender is called before.
-        sample_seconds: a contender that is faster than this is called several times per turn.
-        memory_lengths: sizes n at which memory is measured, ascending.
-        peer_memory_limit: the largest of them that peers are asked for.
-        encoder_memory_lengths: sizes n of whole sets on which every encoder's memory is measured.
-        fold_lengths: sizes n at which the memory of folds is measured, ascending from one chunk.
-        gradient_lengths: sizes n of the sets on which training steps are compared, ascending.
-        gradient_limit: the largest of them at which every kind of step is asked for, repeatedly.
-        gradient_judged: those at which the time of exact gradients is held against its bounds.
-        gradient_rounds, gradient_budget: effort where training steps are timed, long ones among them.
-        disk_length: size of the set that is trained on from a file.
-        state_length: size of the one large update on which precisions of the state are compared.
-        pool_chunks, pool_visits: how many distinct chunks are streamed to see rounding errors
-            grow, and how often each of them comes by.
+        lengths: set sizes n for timing peers and encoders.
+        extreme_length: set size for max and min, small enough for the literal algorithm.
+        rounds: smallest and largest number of rounds.
+        budget: seconds after which no further round starts.
+        encoder_rounds, encoder_budget: the same for timing every encoder; some are slow.
+        warm_up_calls: number of calls of each contender before timing.
+        sample_seconds: faster contenders are called several times per round.
+        memory_lengths: set sizes n for memory, ascending.
+        peer_memory_limit: largest of them for peers.
+        encoder_memory_lengths: set sizes n for the memory of every encoder on whole sets.
+        fold_lengths: set sizes n for the memory of folds, ascending from one chunk.
+        gradient_lengths: set sizes n for training steps, ascending.
+        gradient_limit: largest of them at which every kind of step is measured, repeatedly.
+        gradient_judged: those at which the time of exact gradients has a target.
+        gradient_rounds, gradient_budget: effort for timing training steps.
+        disk_length: set size for training from a file.
+        state_length: size of the large update for comparing precisions of the state.
+        pool_chunks, pool_visits: number of distinct chunks in the stream for rounding errors, and
+            number of times that each occurs.
         short_sets: number of sets in the ragged update.
-        small_updates: length of a chain of small updates.
-        file_rows: elements in the files that are encoded.
-        file_rounds: how often each contender reads them.
+        small_updates: number of updates in a chain of small updates.
+        file_rows: number of elements in the files.
+        file_rounds: number of rounds for the files.
     """
 
     lengths: tuple[int, ...] = (1_000, 10_000, 100_000)
@@ -81,12 +81,12 @@ class Plan:
 
     @property
     def for_encoders(self) -> Plan:
-        """The same with as much effort as there is for every encoder."""
+        """Return the same plan with the effort for timing every encoder."""
         return replace(self, rounds=self.encoder_rounds, budget=self.encoder_budget)
 
     def for_gradients(self, length: int) -> Plan:
-        """The same with as much effort as there is for training steps on n elements."""
-        if length > self.gradient_limit:  # minutes; shorter sets have warmed everything up
+        """Return the same plan with the effort for training steps on n elements."""
+        if length > self.gradient_limit:  # takes minutes; smaller sets were the warm-up
             return replace(self, rounds=(1, 1), warm_up_calls=0)
         return replace(self, rounds=self.gradient_rounds, budget=self.gradient_budget)
 
@@ -122,7 +122,7 @@ QUICK = Plan(
 
 
 def power(number: int) -> str:
-    """A round number, briefly.
+    """Format a round number in short form.
 
     >>> power(20_000)
     '2e4'
@@ -130,19 +130,19 @@ def power(number: int) -> str:
     return f"{number:.0e}".replace("e+0", "e")
 
 
-CHUNK = 1_000  # elements per update where a stream is measured
-FOLD_CHUNK = 10_000  # and where a fold is, of which only one chunk is in memory
-GRADIENT_CHUNK = 2**14  # and where training steps are compared
-GRAPH_LIMIT = 4_000.0  # MB above the input up to which autograd is asked for a whole set's graph
+CHUNK = 1_000  # elements per update of a stream
+FOLD_CHUNK = 10_000  # elements per chunk of a fold
+GRADIENT_CHUNK = 2**14  # elements per chunk of a training step
+GRAPH_LIMIT = 4_000.0  # MB above the input; autograd on whole sets is tried up to this limit
 LONGEST_SHORT_SET = 20
-FILES, FILE_SETS = 40, 2_000  # of the benchmark on files
-FILES_MEMORY = 2_000_000_000  # bytes, which are the command's default
-SMALL_LENGTHS = (1, 10, 100)  # elements of one small update
+FILES, FILE_SETS = 40, 2_000  # number of files and sets in the benchmark on files
+FILES_MEMORY = 2_000_000_000  # bytes, the default of `setfold encode`
+SMALL_LENGTHS = (1, 10, 100)  # elements per small update
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """What the results are held against; speeds are multiples of a named peer's speed."""
+    """Bounds of the targets; speeds are multiples of a peer's speed."""
 
     forward: dict[Shape, float] = field(default_factory=lambda: _by_shape(3.5, 7.5, 5.0))
     training: dict[Shape, float] = field(default_factory=lambda: _by_shape(3.3, 6.5, 5.0))

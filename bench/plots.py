@@ -1,4 +1,4 @@
-"""The results as figures: time and memory against the number of elements."""
+"""Figures of the results: time and memory against the number of elements."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import matplotlib as mpl
 
-mpl.use("Agg")  # no display is needed
+mpl.use("Agg")  # works headless
 
 import matplotlib.pyplot as plt
 
@@ -22,19 +22,19 @@ from bench.peers import OURS, PEERS
 from bench.plan import FOLD_CHUNK, GRADIENT_CHUNK, GRAPH_LIMIT, NARROW, SHAPES, Shape
 from bench.results import Cell, Results, Way, pass_name
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart; in grey, dashes and markers do.
+# Okabe and Ito's colour-blind safe palette. In greyscale, dashes and markers tell lines apart.
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#8C564B")
 DASHES = ("-", "--", "-.", ":")
 MARKERS = ("s", "^", "D", "v", "P", "X", "<", ">", "h")
 INK = "black"
 THICK = {"color": INK, "linewidth": 3.2, "markersize": 7, "zorder": 5}
-SMALLEST = 0.1  # MB; a logarithmic axis has no place for 0, which a tiny set can measure as
+SMALLEST = 0.1  # MB; smaller values, including 0, are drawn here on the logarithmic axis
 
 Style = dict[str, Any]
 
 
 def write(results: Results, directory: Path) -> list[str]:
-    """Write all figures for which there is something to draw; their names."""
+    """Write all figures that have data; returns their names."""
     with_memory = bool(results.memory)
     figures = (
         ("time.png", _draw_time, bool(results.cells)),
@@ -57,7 +57,7 @@ def write(results: Results, directory: Path) -> list[str]:
 
 
 def _peer_styles() -> dict[str, Style]:
-    """A look for each name, the same in both figures: setfold black and thick."""
+    """Return the style of each name, the same in both figures; setfold is black and thick."""
     others = [peer.name for peer in PEERS.values() if peer.plotted and peer.name != OURS]
     looks: dict[str, Style] = {
         name: {
@@ -106,11 +106,11 @@ def _draw_memory(results: Results) -> Any:
     return figure
 
 
-# ---- every encoder, a family to a panel ----------------------------------------------------------
+# ---- every encoder, one panel per family ---------------------------------------------------------
 
 
 def _family_styles(family: Family) -> dict[str, Style]:
-    """Pairs share colour and marker; setfold's lines are solid, others' dashed and hollow."""
+    """Pairs share colour and marker; setfold's lines are solid, peers' are dashed and hollow."""
     looks: dict[str, Style] = {OURS: {**THICK, "marker": "o"}}
     pairs = [pair for pair in family.pairs if pair.ours.name != OURS]
     for (ours, theirs), colour, marker in zip(pairs, COLOURS, MARKERS, strict=False):
@@ -145,7 +145,9 @@ def _draw_encoder_memory(results: Results) -> Any:
             _plot_memory(folded, results, name, Way.TRAINED, plan.fold_lengths, style)
             _plot_memory(folded, results, name, Way.STREAMED, plan.fold_lengths, dotted)
         if not any(pair.ours.name in passes() for pair in family.pairs):
-            folded.text(0.5, 0.7, "none of these folds", ha="center", transform=folded.transAxes)
+            folded.text(
+                0.5, 0.7, "none of these encoders folds", ha="center", transform=folded.transAxes
+            )
         _finish_axes(whole)
         _finish_axes(folded)
         folded.set_xlabel("elements n")
@@ -153,16 +155,16 @@ def _draw_encoder_memory(results: Results) -> Any:
         row[0].set_ylabel(f"{seen}, peak memory (MB)")
     _label_families(grid)
     figure.suptitle(
-        f"Memory above the input for one set, {_spelled(NARROW)}\n"
-        f"above: all of it in one call, forward+backward; "
-        f"below: folded in chunks of {FOLD_CHUNK:,}, forward+backward, and dotted forward only"
+        f"Peak memory above the input for one set, {_spelled(NARROW)}\n"
+        f"top: whole set in one call, forward+backward; "
+        f"bottom: folded in chunks of {FOLD_CHUNK:,}, forward+backward (dotted: forward only)"
     )
     figure.tight_layout()
     return figure
 
 
 def _label_families(grid: Any) -> None:
-    """Titles above, and below each column what its lines are."""
+    """Add a title above and a legend below each column."""
     for column, family in zip(grid.T, FAMILIES, strict=True):
         column[0].set_title(family.title)
         handles, labels = column[0].get_legend_handles_labels()
@@ -174,7 +176,7 @@ def _label_families(grid: Any) -> None:
 
 
 def _step_styles() -> dict[str, Style]:
-    """Exact gradients black and thick; autograd dashed; what samples is thin, by how much it sees."""
+    """Exact gradients are black and thick, autograd is dashed, sampled gradients are thin."""
     thin = {"linewidth": 1.5, "markersize": 5, "zorder": 6}
     hollow = {**thin, "color": COLOURS[2], "markerfacecolor": "white"}
     return {
@@ -218,13 +220,13 @@ def _plot_steps(times: Any, memory: Any, results: Results, model: Model) -> None
         _plot_memory(memory, results, name, way, results.plan.gradient_lengths, styles[label])
     memory.axhline(GRAPH_LIMIT, color="0.5", linewidth=1)
     where = memory.get_yaxis_transform()
-    what = f"above {GRAPH_LIMIT / 1e3:.0f} GB autograd is left out"
+    what = f"above {GRAPH_LIMIT / 1e3:.0f} GB, autograd was not run"
     memory.text(0.01, GRAPH_LIMIT * 1.15, what, color="0.4", transform=where)
     _finish_axes(times)
     _finish_axes(memory)
 
 
-# ---- what figures share --------------------------------------------------------------------------
+# ---- helpers -------------------------------------------------------------------------------------
 
 
 def _plot_times(

@@ -1,4 +1,4 @@
-"""Target 4: what a float64 state costs, and how little it errs after a long stream."""
+"""Target 4: cost of float64 states, and their error after a long stream."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from bench.plan import BOUNDS, CHUNK, NARROW, Plan, Shape, power
 from bench.results import Results, Target
 from bench.timing import Contender, interleaved
 
-UPDATES = 50  # of one chunk each, in a chain, so that a call is longer than its overhead
-HOLDERS = (  # the modules that look up the precision of totals under their own name
+UPDATES = 50  # updates per call, so that the overhead of a call is small
+HOLDERS = (  # modules that import the function for the precision of totals
     "setfold.kernels.precision",
     "setfold.kernels.sums",
     "setfold.kernels.replay",
@@ -26,7 +26,7 @@ HOLDERS = (  # the modules that look up the precision of totals under their own 
 
 
 class Accumulator:
-    """Stands in for setfold's choice of the totals' precision, so that it can be changed."""
+    """Replaces setfold's function for the precision of totals, so that it can be changed."""
 
     dtype = torch.float64
 
@@ -36,7 +36,7 @@ class Accumulator:
 
 @contextmanager
 def chosen_accumulator() -> Iterator[Accumulator]:
-    """The library has float64 states only; within this context any precision can be chosen."""
+    """Allow other precisions than float64, the only one in the library, for totals."""
     accumulator = Accumulator()
     with ExitStack() as stack:
         for holder in HOLDERS:
@@ -80,19 +80,19 @@ def _chain(
                 state = encoder.update(state, chunk)
         if state.statistics["sum"][0].dtype != dtype:
             raise RuntimeError(
-                f"the state is not {dtype}: {HOLDERS} no longer decide its precision."
+                f"the state is not {dtype}: {HOLDERS} no longer determine its precision."
             )
 
     return run
 
 
 def measure_error(results: Results, plan: Plan) -> None:
-    """Stream many chunks through a float32 model and compare with the same in float64.
+    """Stream many chunks through a float32 model and compare with float64.
 
-    A pool of chunks is visited in random order, each chunk equally often: then the float64
-    reference is the pool's sums times the number of visits, but the float32 model takes every step.
+    Each chunk of a pool occurs equally often, in random order. The float64 reference is the sum
+    over the pool times the number of visits, while the float32 model processes every chunk.
     """
-    encoder = slot_set(NARROW, ["sum", "mean"])  # one state, read twice
+    encoder = slot_set(NARROW, ["sum", "mean"])  # one state with two readouts
     pool = torch.empty(plan.pool_chunks, 1, CHUNK, NARROW.dim_in).uniform_()
     order = torch.arange(plan.pool_chunks).repeat(plan.pool_visits)
     order = order[torch.randperm(len(order))]
@@ -106,7 +106,7 @@ def measure_error(results: Results, plan: Plan) -> None:
     elements = len(order) * CHUNK
     for name, half in halves.items():
         error = (found - wanted)[..., half].abs().max() / wanted[..., half].abs().max()
-        claim = f"error of the {name}, {power(elements)} in {power(CHUNK)}s"
+        claim = f"error of the {name}, {power(elements)} elements in chunks of {power(CHUNK)}"
         bound = BOUNDS.relative_error
         results.targets.append(
             Target(4, claim, float(error), bound, unit="", at_least=False, shape=NARROW)
@@ -114,7 +114,7 @@ def measure_error(results: Results, plan: Plan) -> None:
 
 
 def _reference(encoder: setfold.SlotSetEncoder, pool: Tensor, visits: int) -> Tensor:
-    """The readout in float64 of a stream in which each chunk of the pool comes `visits` times."""
+    """Return the float64 readout of a stream with `visits` copies of each chunk of the pool."""
     precise = copy.deepcopy(encoder).double()
     state = precise.initial_state()
     for chunk in pool:

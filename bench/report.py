@@ -1,10 +1,11 @@
-"""The results as tables in the terminal, as Markdown and as JSON."""
+"""Report the results as tables in the terminal, Markdown and JSON."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from textwrap import fill
 from typing import Literal, NamedTuple
 
 from rich import box
@@ -29,20 +30,19 @@ TARGET = "target"
 DETAIL = "in detail"
 TARGET_HEADING = (TARGET, "(d, K, d_out)", "measured", "wanted", "verdict", "default allocator")
 WRAPPED = (TARGET, DETAIL)
-NARROW_TERMINAL = 120  # columns; below, details are left to the files
-METHOD = (
-    "CPU time of one thread after warm-up; contenders take turns, and a ratio is the median over "
-    "rounds of quotients within a round. Backward computes the gradients of the weights. Speeds "
-    "are multiples: 2× is twice as fast. Where several values were taken, the worst one counts. The "
-    "allocator was told to keep what is freed, so that after warm-up nobody waits for new pages; "
-    "where it matters, the value with glibc's default is given too, which depends on what the "
-    "process did before. Memory is a process's peak above what it held with its input, warmed up, "
-    "with an allocator that gives large blocks back: what counts is in use, not merely kept."
-)
+NARROW_TERMINAL = 120  # columns; narrower terminals do not show the details
+METHOD = """\
+Times are CPU times of one thread after warm-up. The compared modules run in turn, and a ratio is
+the median over rounds of the ratios within a round. Backward computes the gradients of the weights.
+Speeds are multiples: 2× is twice as fast. If a target has several values, the worst counts. The
+allocator keeps freed memory, so that no module waits for new pages after warm-up. Where this
+matters, the value with glibc's default allocator is given, too; it depends on the history of the
+process. Memory is the peak of a process above its memory with the input, after warm-up, with an
+allocator that returns large freed blocks, so that only used memory counts."""
 
 
 class Sheet(NamedTuple):
-    """A table before it is drawn; alignment is one letter, l or r, per column."""
+    """A table; alignment has one letter (l or r) per column."""
 
     title: str
     heading: Row
@@ -51,7 +51,7 @@ class Sheet(NamedTuple):
 
 
 def write(results: Results, facts: Facts, directory: Path) -> list[str]:
-    """Write results.json and table.md; their names."""
+    """Write results.json and table.md; returns their names."""
     found = {
         "about": {**facts, "memory recycled": results.recycling},
         "targets": [target.described() for target in results.targets],
@@ -71,7 +71,7 @@ def write(results: Results, facts: Facts, directory: Path) -> list[str]:
 
 
 def show(results: Results, facts: Facts, console: Console) -> None:
-    """Print everything as tables, the targets last."""
+    """Print all tables, with the targets last."""
     tables = (
         *peer_tables(results),
         *encoder_tables(results),
@@ -90,7 +90,7 @@ def show(results: Results, facts: Facts, console: Console) -> None:
 
 
 def target_sheet(results: Results) -> Sheet:
-    """Promises and what became of them, under the titles that they belong to."""
+    """List the targets and their results, grouped by title."""
     heading = (*TARGET_HEADING, DETAIL)
     rows: list[Row] = []
     for number, title in TITLES.items():
@@ -121,7 +121,7 @@ def _tally(targets: list[Target]) -> str:
 
 
 def peer_tables(results: Results) -> Iterator[Sheet]:
-    """The Slot Set Encoder beside its peers: time, and memory if it was measured."""
+    """Make tables of the Slot Set Encoder and its peers: time, and memory if measured."""
     if not results.cells:
         return
     yield from time_sheets("Time", results.cells, PEERS)
@@ -130,7 +130,7 @@ def peer_tables(results: Results) -> Iterator[Sheet]:
 
 
 def encoder_tables(results: Results) -> Iterator[Sheet]:
-    """Every encoder: time, folds, and memory if it was measured."""
+    """Make tables of every encoder: time, folds, and memory if measured."""
     if not results.encoder_cells:
         return
     yield from time_sheets("Time of every encoder", results.encoder_cells, ENCODERS)
@@ -140,7 +140,7 @@ def encoder_tables(results: Results) -> Iterator[Sheet]:
 
 
 def gradient_tables(results: Results) -> Iterator[Sheet]:
-    """Training steps on sets that need not fit: time and memory, model by model."""
+    """Make tables of training steps: time and memory of each model."""
     for model in MODELS:
         costs = [cost for cost in results.training_steps if cost.model == model.title]
         if costs:
@@ -149,15 +149,15 @@ def gradient_tables(results: Results) -> Iterator[Sheet]:
 
 
 def file_tables(results: Results) -> Iterator[Sheet]:
-    """Contenders on files: nanoseconds for each element, beside reading alone, and memory."""
+    """Make tables of sets in files: time per element, ratio to reading alone, and memory."""
     for cost in results.files:
         rows: list[Row] = []
         for name in cost.timings.samples:
             nanoseconds = cost.timings.seconds(name) / cost.rows * 1e9
             memory = f"{cost.megabytes[name]:,.0f}"
             known = READING in cost.timings.samples
-            beside = f"{cost.timings.ratio(name, READING):.2f}×" if known else NOTHING
-            rows.append((name, f"{nanoseconds:.0f}", beside, memory))
+            ratio = f"{cost.timings.ratio(name, READING):.2f}×" if known else NOTHING
+            rows.append((name, f"{nanoseconds:.0f}", ratio, memory))
         title = (
             f"CPU time and peak memory, {power(cost.rows)} elements in {cost.files} files, {SHAPE}"
         )
@@ -165,7 +165,7 @@ def file_tables(results: Results) -> Iterator[Sheet]:
 
 
 def time_sheets(what: str, cells: list[Cell], names: Iterable[str]) -> Iterator[Sheet]:
-    """For each shape, contenders by n; setfold's own time in the last row."""
+    """Make a table of time ratios for each shape, with setfold's time in the last row."""
     for shape in SHAPES:
         mine = sorted(
             (cell for cell in cells if cell.shape == shape),
@@ -185,7 +185,7 @@ def _ratio(cell: Cell, name: str) -> str:
 
 
 def fold_sheet(results: Results) -> Sheet:
-    """What it costs in time to read a set in chunks, as often as an encoder must."""
+    """Make the table of the time of folds, relative to one call on the whole set."""
     rows: list[Row] = []
     for cost in results.folds:
         row = [cost.name, str(cost.passes)]
@@ -194,12 +194,12 @@ def fold_sheet(results: Results) -> Sheet:
             row.append(f"{timings.ratio('fold', 'whole'):.2f}×")
         rows.append(tuple(row))
     length, chunk = power(max(results.plan.lengths)), power(FOLD_CHUNK)
-    title = f"Time of one call, and of a fold in chunks of {chunk} / that, n = {length}, {NARROW}"
+    title = f"Time of one call, and ratio for a fold in chunks of {chunk}, n = {length}, {NARROW}"
     return Sheet(title, ("", "passes", "f", "f fold", "f+b", "f+b fold"), rows, "lrrrrr")
 
 
 def step_time_sheet(model: Model, costs: list[StepCost]) -> Sheet:
-    """What a training step takes by n, and how that compares with exact gradients."""
+    """Make the table of the time of training steps, and the ratio to exact gradients."""
     heading = [title for cost in costs for title in (f"n = {power(cost.length)}", "/ exact")]
     rows = [
         (label, *(cell for cost in costs for cell in _step_time(cost, label)))
@@ -218,7 +218,7 @@ def _step_time(cost: StepCost, label: str) -> tuple[str, str]:
 
 
 def step_memory_sheet(results: Results, model: Model) -> Sheet:
-    """Peak memory of a training step by n: autograd's above a whole set, folds' above nothing."""
+    """Make the table of the peak memory of training steps, above the set where it is in memory."""
     lengths = results.plan.gradient_lengths
     cases = {
         label: [MemoryCase(name, way, n) for n in lengths]
@@ -229,7 +229,7 @@ def step_memory_sheet(results: Results, model: Model) -> Sheet:
 
 
 def peer_memory_sheet(results: Results) -> Sheet:
-    """Peak memory by n, beside the peers."""
+    """Make the table of peak memory of the Slot Set Encoder and its peers."""
     lengths = results.plan.memory_lengths
     cases = {
         label: [MemoryCase(name, way, n) for n in lengths]
@@ -240,7 +240,7 @@ def peer_memory_sheet(results: Results) -> Sheet:
 
 
 def encoder_memory_sheets(results: Results) -> Iterator[Sheet]:
-    """Peak memory by n for every encoder: whole sets, and folds of those that fold."""
+    """Make the tables of peak memory of every encoder: whole sets, and folds."""
     plan = results.plan
     whole = [("f+b", Way.WHOLE, n) for n in plan.encoder_memory_lengths]
     folds = {"f": Way.STREAMED, "f+b": Way.TRAINED}
@@ -269,7 +269,7 @@ def _memory_sheet(
     return Sheet(title, ("n", *columns), rows, "l" + "r" * len(columns))
 
 
-# ---- how they are drawn --------------------------------------------------------------------------
+# ---- output --------------------------------------------------------------------------------------
 
 
 def _drawn(sheet: Sheet, width: int) -> Table:
@@ -280,7 +280,7 @@ def _drawn(sheet: Sheet, width: int) -> Table:
         justify: Literal["left", "right"] = "right" if letter == "r" else "left"
         table.add_column(name, justify=justify, no_wrap=name not in WRAPPED)
     for row in sheet.rows:
-        if len(row) == 1:  # a title among the rows
+        if len(row) == 1:  # a heading between rows
             table.add_section()
             table.add_row(f"[bold]{row[0]}[/bold]")
         else:
@@ -293,10 +293,14 @@ def _drawn(sheet: Sheet, width: int) -> Table:
 
 def _markdown(results: Results, facts: Facts) -> str:
     commit = facts["commit"] or "unknown"
-    lines = ["# setfold beside its peers", "", f"{described(facts)}.", METHOD, ""]
+    lines = ["# Benchmark of setfold and its peers", "", f"{described(facts)}.", "", METHOD, ""]
     lines += [f"`{facts['command']}`, {facts['date']}, commit {commit}.", ""]
     lines += ["## Targets", "", _tally(results.targets), "", *_github(target_sheet(results))]
-    lines += ["", *results.omissions, "f is forward, f+b is forward+backward."]
+    lines += [
+        "",
+        *map(_wrapped, results.omissions),
+        "Columns: f is forward, f+b is forward+backward.",
+    ]
     lines += _chapter("The Slot Set Encoder and its peers", peer_tables(results), NOTES)
     lines += _chapter("Every encoder", encoder_tables(results), ENCODER_NOTES)
     lines += _chapter("Gradients of sets that do not fit", gradient_tables(results), GRADIENT_NOTES)
@@ -310,7 +314,11 @@ def _chapter(title: str, sheets: Iterable[Sheet], notes: tuple[str, ...]) -> lis
         lines += [f"### {sheet.title}", "", *_github(sheet), ""]
     if not lines:
         return []
-    return ["", f"## {title}", "", *lines, *(f"- {note}" for note in notes)]
+    return ["", f"## {title}", "", *lines, *(_wrapped(f"- {note}", "  ") for note in notes)]
+
+
+def _wrapped(text: str, indent: str = "") -> str:
+    return fill(text, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _github(sheet: Sheet) -> list[str]:

@@ -1,4 +1,4 @@
-"""What was measured, and what had been promised, as values."""
+"""Dataclasses for measurements and targets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MEGABYTE = 1e6
 
 @dataclass(frozen=True)
 class Cell:
-    """Contenders side by side on sets of one size: one shape, one n, with or without backward."""
+    """Timings of all contenders for one shape and set size, with or without backward pass."""
 
     shape: Shape
     length: int
@@ -36,9 +36,9 @@ class Cell:
 
 
 class Way(StrEnum):
-    """How a set is seen while memory is measured: in one call, or chunk by chunk.
+    """How a set is processed: in one call or in chunks.
 
-    The last ones are training steps, as `TRAINED` is; they differ in how gradients are found.
+    Like `TRAINED`, the ways after it are training steps; they differ in the kind of gradient.
     """
 
     WHOLE = "forward+backward"
@@ -53,7 +53,7 @@ class Way(StrEnum):
 
 
 class MemoryCase(NamedTuple):
-    """Whose memory is measured, doing what, with how many elements."""
+    """A memory measurement: module, way and number of elements."""
 
     name: str
     way: Way
@@ -62,7 +62,7 @@ class MemoryCase(NamedTuple):
 
 @dataclass(frozen=True)
 class FoldCost:
-    """What reading a set in chunks costs an encoder, in time: "fold" beside "whole"."""
+    """Timings of an encoder on a set in chunks ("fold") and in one call ("whole")."""
 
     name: str
     passes: int
@@ -85,7 +85,7 @@ class FoldCost:
 
 @dataclass(frozen=True)
 class StepCost:
-    """Training steps of one model on sets of one size, side by side."""
+    """Timings of the training steps of one model on sets of one size."""
 
     model: str
     length: int
@@ -104,7 +104,7 @@ class StepCost:
 
 @dataclass(frozen=True)
 class FilesCost:
-    """What it takes to encode sets in files, or to do something else with them, side by side."""
+    """Timings and memory of all contenders on sets in files."""
 
     rows: int
     files: int
@@ -130,26 +130,26 @@ TITLES = {
     5: "Speed on many short sets at once",
     6: "Speed of small updates in a chain",
     7: "Cost of a softmax over elements",
-    8: "Growth of memory where a fold is trained",
-    9: "Exact gradients of sets that do not fit",
+    8: "Growth of memory with the set size, folds with backward pass",
+    9: "Exact gradients of sets larger than memory",
     10: "Sets in files",
 }
 
 
 @dataclass(frozen=True)
 class Target:
-    """A promise and what became of it.
+    """A performance target and its result.
 
     Attributes:
-        number: which of the titles it belongs to.
+        number: number of its title in TITLES.
         claim: what is measured.
-        measured: the value; of several, the one that is furthest from the promise.
-        bound: what was promised.
+        measured: measured value; the worst if there are several.
+        bound: bound of the target.
         unit: "x" for a multiple of speed or cost, "MB", or "" for a relative error.
-        at_least: whether the bound is a lower one.
-        shape: (d, K, d_out), where it is about one.
-        by_default: the same with the C library's allocator left to itself, where that matters.
-        detail: all of the several values.
+        at_least: whether the bound is a lower bound.
+        shape: (d, K, d_out), if the target is for one shape.
+        by_default: value with the default allocator, where that matters.
+        detail: all values if there are several.
     """
 
     number: int
@@ -196,19 +196,20 @@ class Target:
 
 @dataclass
 class Results:
-    """Everything that a run finds, in the order in which it is found.
+    """All measurements of a run.
 
     Attributes:
-        plan: what there was to measure.
-        cells: the peers side by side.
-        encoder_cells: every encoder side by side.
-        defaults: by pass, shape and aggregate, the ratios with the default allocator.
-        recycling: whether the allocator kept all memory while everything else was measured.
-        folds: what it costs to fold rather than to see the whole set.
-        memory: peak above the input and the warmed-up process, in megabytes.
-        training_steps: what it costs to find gradients one way or another.
-        files: what it takes to encode sets in files, and to do without.
-        omissions: what this machine could not be asked for, and why.
+        plan: sizes and effort of the run.
+        cells: timings of the peers.
+        encoder_cells: timings of every encoder.
+        defaults: ratios with the default allocator, by aggregates and peer, shape and backward.
+        recycling: whether the allocator kept freed memory in the other measurements.
+        folds: timings of folds.
+        memory: peak memory above the input after warm-up, in megabytes.
+        training_steps: timings of training steps.
+        files: measurements of sets in files.
+        omissions: measurements that were left out, and why.
+        targets: the targets and their results.
     """
 
     plan: Plan
@@ -224,7 +225,7 @@ class Results:
     targets: list[Target] = field(default_factory=list)
 
     def megabytes(self, name: str, way: Way, length: int) -> float:
-        """Peak memory of a case; NaN if it was not measured."""
+        """Return the peak memory of a case; NaN if it was not measured."""
         return self.memory.get(MemoryCase(name, way, length), math.nan)
 
 

@@ -1,4 +1,4 @@
-"""Targets 1, 3 and 7: whole sets, forward and forward+backward: peers, and every encoder."""
+"""Targets 1, 3 and 7: peers and encoders on whole sets, forward and forward+backward."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from bench.results import Cell, Results, Target, pass_name
 from bench.timing import Contender, Timings, interleaved
 
 SUMS, EXTREMA = ("sum", "mean"), ("max", "min")
-AGREEMENT = 1e-4  # relative; contenders that compute different things are not compared
+AGREEMENT = 1e-4  # largest relative difference of outputs of comparable modules
 
 
 def one_pass(module: nn.Module, elements: Tensor, backward: bool) -> Contender:
-    """One call of a module; with backward, also the gradients of all its weights."""
+    """Return a function that calls a module; with backward, also computes all gradients."""
     return one_encoding(module, partial(module, elements), backward)
 
 
 def one_encoding(module: nn.Module, encode: Callable[[], Tensor], backward: bool) -> Contender:
-    """One encoding that a module makes; with backward, also the gradients of all its weights."""
+    """Return a function that calls `encode`; with backward, also computes all gradients."""
     module.train(backward)
 
     def forward() -> None:
@@ -41,7 +41,7 @@ def one_encoding(module: nn.Module, encode: Callable[[], Tensor], backward: bool
 
 
 def compare_peers(results: Results, plan: Plan, shape: Shape, length: int, backward: bool) -> None:
-    """Time all peers that can bear n elements on one set."""
+    """Time all peers that can process n elements."""
     timings = _time(PEERS.values(), plan, shape, length, backward)
     results.cells.append(Cell(shape, length, backward, timings))
 
@@ -49,13 +49,13 @@ def compare_peers(results: Results, plan: Plan, shape: Shape, length: int, backw
 def compare_encoders(
     results: Results, plan: Plan, shape: Shape, length: int, backward: bool
 ) -> None:
-    """Time every encoder that can bear n elements on one set, a moment before its library peer."""
+    """Time every encoder that can process n elements, right before its library peer."""
     timings = _time(ENCODERS.values(), plan.for_encoders, shape, length, backward)
     results.encoder_cells.append(Cell(shape, length, backward, timings))
 
 
 def compare_softmax(results: Results, plan: Plan, shape: Shape, backward: bool) -> None:
-    """Target 7: a softmax over elements must rescale what it has summed, slots need not."""
+    """Target 7: cost of a softmax over elements, which rescales its sums; slots need not."""
     length = max(plan.lengths)
     timings = _time((PEERS[OURS], ENCODERS[SOFTMAX]), plan, shape, length, backward)
     claim = f"{SOFTMAX}'s time / {OURS}'s, {pass_name(backward)}, n = {power(length)}"
@@ -74,7 +74,7 @@ def _time(peers: Iterable[Peer], plan: Plan, shape: Shape, length: int, backward
 
 
 def judge_sums(results: Results, plan: Plan) -> None:
-    """Target 1: sum and mean on the longest sets, from the cells that have been measured."""
+    """Target 1: sum and mean on the largest sets, from the measured cells."""
     longest = [cell for cell in results.cells if cell.length == max(plan.lengths)]
     for cell in sorted(longest, key=lambda cell: cell.backward):
         bounds = BOUNDS.training if cell.backward else BOUNDS.forward
@@ -87,7 +87,7 @@ def judge_sums(results: Results, plan: Plan) -> None:
 
 
 def compare_extrema(results: Results, plan: Plan, shape: Shape, backward: bool) -> None:
-    """Target 3: max and min against the literal form, which holds n x K x d_out numbers."""
+    """Target 3: max and min compared with the literal form, which stores n x K x d_out numbers."""
     timings = _time_aggregates(EXTREMA, plan, shape, plan.extreme_length, backward)
     claim = f"{pass_name(backward)} vs literal, n = {power(plan.extreme_length)}"
     bound = BOUNDS.extreme_training if backward else BOUNDS.extreme_forward
@@ -97,7 +97,7 @@ def compare_extrema(results: Results, plan: Plan, shape: Shape, backward: bool) 
 
 
 def compare_by_default(results: Results, plan: Plan, shape: Shape, backward: bool) -> None:
-    """Targets 1 and 3 before the allocator is told anything; only noted, not judged by."""
+    """Measure targets 1 and 3 with the default allocator, for information only."""
     fewest, most = plan.rounds
     plan = replace(plan, rounds=(min(fewest, 3), min(most, 5)), budget=plan.budget / 2)
     sums = _time_aggregates(SUMS, plan, shape, max(plan.lengths), backward)
@@ -114,7 +114,7 @@ def compare_by_default(results: Results, plan: Plan, shape: Shape, backward: boo
 def _time_aggregates(
     aggregates: tuple[str, ...], plan: Plan, shape: Shape, length: int, backward: bool
 ) -> Timings:
-    """setfold and the literal algorithm; beside sums also attention, which has no other form."""
+    """Time setfold and the literal algorithm; for sums also attention."""
     elements = torch.randn(1, length, shape.dim_in)
     modules: dict[str, nn.Module] = {}
     for name in aggregates:
@@ -127,13 +127,13 @@ def _time_aggregates(
 
 
 def _advantages(timings: Timings, aggregates: tuple[str, ...], whom: str) -> dict[str, float]:
-    """By aggregate, how many times faster than a peer setfold is."""
+    """Return the speed of setfold relative to a peer, by aggregate."""
     peer = {name: ATTENTION if whom == "SDPA" else f"literal {name}" for name in aggregates}
     return {name: timings.ratio(peer[name], f"setfold {name}") for name in aggregates}
 
 
 def check_agreement() -> None:
-    """Refuse to compare unless setfold and the literal algorithm compute the same."""
+    """Raise unless setfold and the literal algorithm compute the same."""
     for shape in SHAPES:
         for aggregate in (*SUMS, *EXTREMA):
             encoder, literal = slot_set(shape, aggregate), Literal(shape, aggregate)
@@ -145,7 +145,7 @@ def check_agreement() -> None:
             if error > AGREEMENT:
                 raise RuntimeError(
                     f"setfold and the literal algorithm differ by {error:.1e} in {aggregate}, "
-                    f"shape {shape}: their times cannot be compared."
+                    f"shape {shape}, so their times are not comparable."
                 )
 
 

@@ -11,10 +11,10 @@ from bench.timing import interleaved
 
 
 def compare_ragged(results: Results, plan: Plan, shape: Shape) -> None:
-    """Target 5: one ragged update of many short sets, against one update per set.
+    """Target 5: one ragged update of many short sets, compared with one update per set.
 
-    The rows of the ragged call come in random order; the loop gets its sets sorted out, and its
-    updates begin from one empty state, so that nothing is derived again for each set.
+    The rows of the ragged call are in random order. The loop gets its sets already separated, and
+    all its updates start from the same empty state, so that derived tensors are computed once.
     """
     encoder = slot_set(shape, "mean")
     lengths = torch.randint(0, LONGEST_SHORT_SET + 1, (plan.short_sets,))
@@ -32,7 +32,7 @@ def compare_ragged(results: Results, plan: Plan, shape: Shape) -> None:
     def loop() -> None:
         with torch.no_grad():
             for part in sets:
-                _ = encoder.update(one, part).statistics  # asked for, so nothing stays put aside
+                _ = encoder.update(one, part).statistics  # forces pending elements to be absorbed
 
     timings = interleaved({"ragged": ragged, "loop": loop}, plan)
     claim = f"{power(plan.short_sets)} sets of 0-{LONGEST_SHORT_SET} vs a loop"
@@ -41,7 +41,7 @@ def compare_ragged(results: Results, plan: Plan, shape: Shape) -> None:
 
 
 def compare_small_updates(results: Results, plan: Plan, shape: Shape, length: int) -> None:
-    """Target 6: a chain of small updates, against the literal algorithm and a running sum."""
+    """Target 6: a chain of small updates, compared with the literal algorithm and a running sum."""
     encoder, literal = slot_set(shape, "sum"), Literal(shape, "sum")
     literal.load_state_dict(encoder.state_dict())
     chunks = torch.randn(plan.small_updates, 1, length, shape.dim_in).unbind()
@@ -52,7 +52,7 @@ def compare_small_updates(results: Results, plan: Plan, shape: Shape, length: in
         with torch.no_grad():
             for chunk in chunks:
                 state = encoder.update(state, chunk)
-        _ = state.statistics  # absorbs what is still put aside
+        _ = state.statistics  # forces pending elements to be absorbed
 
     def theirs() -> None:
         total = torch.zeros(1, shape.num_slots, shape.dim_out)
@@ -63,6 +63,7 @@ def compare_small_updates(results: Results, plan: Plan, shape: Shape, length: in
     timings = interleaved({"ours": ours, "theirs": theirs}, plan)
     claim = f"update of {length} vs literal step"
     micro = 1e6 / plan.small_updates
-    detail = f"{timings.seconds('ours') * micro:.0f} µs, literal {timings.seconds('theirs') * micro:.0f} µs"
+    times = {name: timings.seconds(name) * micro for name in ("ours", "theirs")}
+    detail = f"{times['ours']:.0f} µs, literal {times['theirs']:.0f} µs"
     ratio = timings.ratio("theirs", "ours")
     results.targets.append(Target(6, claim, ratio, BOUNDS.small_update, shape=shape, detail=detail))

@@ -1,4 +1,4 @@
-"""An interleaved stop-watch: contenders take turns, so that a noisy machine is unfair to nobody."""
+"""Interleaved timer: contenders run in turn, so that noise of the machine affects all of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from statistics import median
 from bench.plan import Plan
 
 Contender = Callable[[], object]
-LONG_CALL = 0.3  # seconds; whoever takes longer is warm after one call
+LONG_CALL = 0.3  # seconds; slower contenders need one warm-up call only
 
 
 @dataclass(frozen=True)
@@ -27,24 +27,24 @@ class Timings:
         return len(next(iter(self.samples.values())))
 
     def seconds(self, name: str) -> float:
-        """The median time of one call."""
+        """Return the median time of one call."""
         return median(self.samples[name])
 
     def ratio(self, slower: str, faster: str) -> float:
-        """How many times longer one contender takes than another: the median over rounds.
+        """Return the time of one contender relative to another: the median over rounds.
 
-        Both times of a quotient come from the same round, a moment apart.
+        Both times of a ratio are from the same round.
         """
         pairs = zip(self.samples[slower], self.samples[faster], strict=True)
         return median(left / right for left, right in pairs)
 
 
 def interleaved(contenders: Mapping[str, Contender], plan: Plan) -> Timings:
-    """Time all contenders, one after the other, round after round.
+    """Time all contenders in turn, for several rounds.
 
     Args:
-        contenders: what to call, by name.
-        plan: how many rounds, for how long, and how long a turn lasts at least.
+        contenders: functions to call, by name.
+        plan: plan with the number of rounds, the budget and the duration of a sample.
     """
     with _without_garbage_collection():
         calls = {name: _calls(run, plan) for name, run in contenders.items()}
@@ -57,13 +57,13 @@ def interleaved(contenders: Mapping[str, Contender], plan: Plan) -> Timings:
                 break
             for name in names:
                 samples[name].append(_seconds(contenders[name], calls[name]))
-            names.append(names.pop(0))  # nobody always comes first, into a cold cache
+            names.append(names.pop(0))  # rotate, so that the first place (cold cache) changes
     return Timings(samples)
 
 
 def _calls(run: Contender, plan: Plan) -> int:
-    """Calls per turn: enough of them to be longer than the clock's and the caller's noise."""
-    once = math.inf  # whoever needs no warm-up is long
+    """Return the number of calls per sample, such that the sample is longer than timer noise."""
+    once = math.inf  # without warm-up, one call per sample
     for _ in range(plan.warm_up_calls):
         once = _seconds(run, 1)
         if once > LONG_CALL:
@@ -72,7 +72,7 @@ def _calls(run: Contender, plan: Plan) -> int:
 
 
 def _seconds(run: Contender, calls: int) -> float:
-    """CPU seconds per call in this thread, in which autograd runs too when all is on the CPU."""
+    """Return CPU seconds per call in this thread, which also runs autograd on the CPU."""
     begin = time.thread_time()
     for _ in range(calls):
         run()

@@ -1,4 +1,4 @@
-"""What a training step costs, measured in a process of its own."""
+"""Measure time and memory of a training step in a separate process."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from setfold.files.budget import peak_memory
 
 
 class Cost(NamedTuple):
-    """Of a training step."""
+    """The cost of a training step."""
 
-    megabytes: float  # peak memory above what the process had before
-    seconds: float  # of one core, the median
+    megabytes: float  # peak memory above the memory before the step
+    seconds: float  # median CPU time
 
 
 def cost_of_step(task: Task, batch_size: int, steps: int = 5) -> Cost:
-    """What a step of a task costs, with one thread, on the CPU.
+    """Measure the cost of a training step of a task on the CPU, with one thread.
 
     Args:
-        task: whose loss is computed and differentiated.
-        batch_size: items in the step.
-        steps: how many are timed; memory is the peak over all of them.
+        task: task whose loss and gradients are computed.
+        batch_size: items per step.
+        steps: number of steps; time is the median and memory the peak over all of them.
     """
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
         return process.submit(_measured, task, batch_size, steps).result()

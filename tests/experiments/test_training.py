@@ -159,7 +159,7 @@ def test_a_training_may_begin_with_the_weights_of_another(tmp_path, monkeypatch)
     trained = fit(stay, tmp_path)
     torch.testing.assert_close(trained.model.weight, by_hand(first, 2))
     assert len(list((tmp_path / "trainings").iterdir())) == 2
-    with monkeypatch.context() as patch:  # resumed, it goes on from its own weights
+    with monkeypatch.context() as patch:  # resumed: continues from its own weights
         interrupt_at(patch, 1)
         with pytest.raises(KeyboardInterrupt):
             fit(replace(first, start=first, seed=2), tmp_path)
@@ -177,7 +177,7 @@ SCORES: list[float] = []
 
 @dataclass(frozen=True)
 class Scored(Line):
-    """Validates as it is told to, and notes the weights that were validated."""
+    """Returns given validation metrics, and stores the validated weights."""
 
     def evaluate(self, model, split):
         super().evaluate(model, split)
