@@ -13,6 +13,7 @@ from .core.state import SetState as SetState
 from .core.whole import WholeSetEncoder as WholeSetEncoder
 from .encoders.attention_pool import AttentionPool as AttentionPool
 from .encoders.attention_pool import GatedAttentionPool as GatedAttentionPool
+from .encoders.concat import Concat as Concat
 from .encoders.deep_sets import DeepSets as DeepSets
 from .encoders.deep_sets import Pool as Pool
 from .encoders.equivariant import EquivariantDeepSets as EquivariantDeepSets

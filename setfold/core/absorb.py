@@ -2,137 +2,153 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from functools import reduce
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from setfold.core.chunk import Chunk
+from setfold.core.inputs import Chunk
 from setfold.core.state import SetState
-from setfold.core.statistic import STATISTICS, Statistics, join, spread
+from setfold.core.statistic import Fields, Statistics, check_finite, find_non_finite, join
+from setfold.errors import NonFiniteError
 from setfold.kernels.ragged import Group, group_by_length
 
+if TYPE_CHECKING:
+    from setfold.core.encoder import StreamingSetEncoder
+
 Groups = Iterator[Group]
-Arrivals = Iterator[tuple[Tensor, Statistics]]  # the numbers of some sets, and what comes for them
+Arrivals = Iterator[tuple[Tensor, Statistics]]  # indices of some sets, and their new statistics
+Absorb = Callable[[Tensor, Tensor | None, Any], Statistics]  # like StreamingSetEncoder.absorb
 
-FEATURE_ROWS = 1 << 16  # elements that go through a feature network at once when no graph is kept
-
-
-class Again(NamedTuple):
-    """What is known when a chunk that was absorbed without a graph is absorbed again with one."""
-
-    prepared: Any  # what the encoder derived from the state's frame
+FEATURE_ROWS = 1 << 16  # elements that go through a feature network at once without a graph
+SUMMED_NUMBERS = 1 << 15  # in a chunk so small that its elements are always checked
+PROBED_COLUMNS = 1 << 10  # in elements so wide that their encoder is not probed
+PROBED_AT_ONCE = 64
 
 
-class Absorber(Protocol):
-    """What of an encoder is needed here; encoder.py says what each does."""
-
-    @property
-    def has_features(self) -> bool: ...
-    @property
-    def own_slots_at_once(self) -> bool: ...
-    def absorb(self, elements: Tensor, mask: Tensor | None, prepared: Any) -> Statistics: ...
-    def absorb_groups(self, elements: Tensor, groups: Groups, prepared: Any) -> Arrivals | None: ...
-    def featurize(
-        self, elements: Tensor, mask: Tensor | None, context: tuple[Tensor, ...]
-    ) -> Tensor: ...
-    def prepare(self, frame: tuple[Tensor, ...]) -> Any: ...
-    def prepared_for(self, state: SetState) -> Any: ...
-
-
-def combine_with(
-    encoder: Absorber,
+def absorb_into(
+    encoder: StreamingSetEncoder,
     state: SetState,
     chunk: Chunk,
-    combine: Callable[[Statistics, Statistics], Statistics],
-    again: Again | None = None,
+    prepared: Any,
+    combine: Callable[[Fields, Statistics, Statistics], Statistics],
 ) -> Statistics:
-    """The state's statistics joined with a chunk's, or relieved of them.
+    """The state's statistics combined with those of a chunk.
 
     Args:
         encoder: whose state it is.
         state: what was seen before.
-        chunk: what comes.
-        combine: the two statistics into one.
-        again: of a chunk that was absorbed before, without a graph, what is known.
+        chunk: new elements, validated.
+        prepared: from `encoder.prepare`; ignored if every set has slots of its own that the encoder
+            must handle one by one.
+        combine: `join`, or `remove`.
 
     Raises:
-        NonFiniteError: the result is not finite. The state is as it was.
+        NonFiniteError: the result is not finite. The state is unchanged.
     """
-    if chunk.index is None and (encoder.own_slots_at_once or not state.has_own_slots):
-        prepared = encoder.prepared_for(state) if again is None else again.prepared
-        found = absorb_dense(
-            encoder, chunk.elements, chunk.mask, state.context, prepared, cut=again is not None
-        )
-        statistics = combine(state.statistics, found)
-        chunk.refuse_broken(statistics)
+    fields = state.fields
+    if chunk.index is None and (encoder.batched_slots or not state.has_own_slots):
+        found = absorb_dense(encoder, fields, chunk.elements, chunk.mask, state.context, prepared)
+        statistics = combine(fields, state.statistics, found)
+        check_result(chunk, fields, statistics)
         return statistics
-    if state.has_own_slots:
-        arrivals = _set_by_set(encoder, state, chunk, cut=again is not None)
-    else:
-        prepared = encoder.prepared_for(state) if again is None else again.prepared
-        arrivals = _ragged(encoder, state, chunk, prepared, cut=again is not None)
     statistics = {name: tuple(p.clone() for p in ps) for name, ps in state.statistics.items()}
-    for sets, found in arrivals:
+    for sets, found in arrivals(encoder, state, chunk, prepared):
         held = {k: tuple(p.index_select(0, sets) for p in ps) for k, ps in statistics.items()}
-        combined = combine(held, found)
-        chunk.refuse_broken(combined)
+        combined = combine(fields, held, found)
+        check_result(chunk, fields, combined)
         for name, parts in combined.items():
             for whole, part in zip(statistics[name], parts, strict=True):
                 whole.index_copy_(0, sets, part)
     return statistics
 
 
+def arrivals(
+    encoder: StreamingSetEncoder,
+    state: SetState,
+    chunk: Chunk,
+    prepared: Any,
+    *,
+    split: bool = False,
+    absorb: Absorb | None = None,
+) -> Arrivals:
+    """What a chunk that cannot be absorbed in one piece adds to its sets; see `absorb_dense`."""
+    if state.has_own_slots:
+        return _set_by_set(encoder, state, chunk, split)
+    return _ragged(encoder, state, chunk, prepared, split, absorb or encoder.absorb)
+
+
 def absorb_dense(
-    encoder: Absorber,
+    encoder: StreamingSetEncoder,
+    fields: Fields,
     elements: Tensor,
     mask: Tensor | None,
     context: tuple[Tensor, ...],
     prepared: Any,
-    cut: bool = False,
+    *,
+    split: bool = False,
+    absorb: Absorb | None = None,
 ) -> Statistics:
-    """Featurize and absorb; without a graph, some rows at a time, so that memory stays flat.
+    """Compute features and absorb; without a graph, some rows at a time to bound the memory.
 
     Args:
         encoder: whose features and statistics they are.
+        fields: of its states.
         elements: (B, n, ...).
         mask: (B, n), True where present, or None.
-        context: what features look at besides.
-        prepared: what the encoder derived from the frame.
-        cut: whether to do the same with a graph, so that what is drawn for each row is the same.
+        context: what features use beside the elements.
+        prepared: from `encoder.prepare`.
+        split: whether to split the rows with a graph, too. Random numbers are then drawn for the
+            same rows as without one.
+        absorb: in place of `encoder.absorb`.
     """
+    absorb = absorb or encoder.absorb
+    if not encoder.has_features:
+        return absorb(encoder.featurize(elements, mask, context), mask, prepared)
     step = max(1, FEATURE_ROWS // elements.shape[0])
-    whole = torch.compiler.is_compiling() or (torch.is_grad_enabled() and not cut)
-    if whole or elements.shape[1] <= step or not encoder.has_features:
-        return encoder.absorb(encoder.featurize(elements, mask, context), mask, prepared)
+    whole = torch.compiler.is_compiling() or (torch.is_grad_enabled() and not split)
+    if whole or elements.shape[1] <= step:
+        return absorb(encoder.featurize(elements, mask, context), mask, prepared)
     pieces = elements.split(step, 1)
     masks = [None] * len(pieces) if mask is None else mask.split(step, 1)
-    absorbed = (
-        encoder.absorb(encoder.featurize(piece, shown, context), shown, prepared)
+    absorbed = [
+        absorb(encoder.featurize(piece, shown, context), shown, prepared)
         for piece, shown in zip(pieces, masks, strict=True)
         if shown is None or bool(shown.any())
-    )
-    return reduce(join, absorbed)
+    ]
+    return reduce(lambda left, right: join(fields, left, right), absorbed)
 
 
-def _set_by_set(encoder: Absorber, state: SetState, chunk: Chunk, cut: bool) -> Arrivals:
-    """What a chunk adds to each set, where each has slots of its own."""
+def _set_by_set(
+    encoder: StreamingSetEncoder, state: SetState, chunk: Chunk, split: bool
+) -> Arrivals:
+    """What a chunk adds to each set, where each set has slots of its own."""
     for number in range(state.batch_size):
-        alone, elements, mask = state[number], *chunk.one_set(number)
+        alone, (elements, mask) = state[number], chunk.one_set(number)
         if elements.numel():
             prepared = encoder.prepare(alone.frame)
-            found = absorb_dense(encoder, elements, mask, alone.context, prepared, cut)
+            found = absorb_dense(
+                encoder, state.fields, elements, mask, alone.context, prepared, split=split
+            )
             yield torch.tensor([number], device=elements.device), found
 
 
-def _ragged(encoder: Absorber, state: SetState, chunk: Chunk, prepared: Any, cut: bool) -> Arrivals:
+def _ragged(
+    encoder: StreamingSetEncoder,
+    state: SetState,
+    chunk: Chunk,
+    prepared: Any,
+    split: bool,
+    absorb: Absorb,
+) -> Arrivals:
     """What a ragged chunk adds to its sets."""
     assert chunk.index is not None
     elements, context = chunk.elements, state.context
     if encoder.has_features and not context:  # each row on its own, so before they are sorted
-        whole = torch.is_grad_enabled() and not cut
+        whole = torch.is_grad_enabled() and not split
         step = elements.shape[0] if whole else FEATURE_ROWS
         pieces = elements.unsqueeze(0).split(step, 1)
         elements = torch.cat([encoder.featurize(p, None, ()) for p in pieces], 1).squeeze(0)
@@ -147,36 +163,66 @@ def _ragged(encoder: Absorber, state: SetState, chunk: Chunk, prepared: Any, cut
         some = elements[rows]  # (b, length, d)
         if context:
             some = encoder.featurize(some, mask, tuple(part[sets] for part in context))
-        yield sets, encoder.absorb(some, mask, prepared)
+        yield sets, absorb(some, mask, prepared)
 
 
-def emptied(statistics: Statistics, where: Tensor) -> Statistics:
-    """Statistics in which some sets, where (B,) is True, are exactly empty.
+# ---- NaN and infinity --------------------------------------------------------------------------
 
-    >>> emptied({"sum": (torch.tensor([1e-17, 2.0]),)}, torch.tensor([True, False]))
-    {'sum': (tensor([0., 2.]),)}
+
+def check_result(chunk: Chunk, fields: Fields, statistics: Statistics) -> None:
+    """Raise NonFiniteError if statistics are not finite; name the element if one caused it."""
+    if torch.compiler.is_compiling() or chunk.elements.is_meta:
+        return
+    try:
+        check_finite(fields, statistics)
+    except NonFiniteError:
+        chunk.find_non_finite()
+        raise
+
+
+def check_elements(encoder: StreamingSetEncoder, chunk: Chunk, frame: tuple[Tensor, ...]) -> None:
+    """Raise NonFiniteError if an element is not finite and `check_result` might not notice.
+
+    Summing all elements takes a fifth of the time that it takes to absorb a large chunk. So large
+    chunks are left to `check_result` if a probe of the encoder shows that nothing can hide there.
     """
-    return {
-        name: tuple(
-            part.masked_fill(spread(where, part), empty)
-            for part, empty in zip(parts, STATISTICS[name].empty, strict=True)
-        )
-        for name, parts in statistics.items()
-    }
+    if torch.compiler.is_compiling():
+        return
+    if chunk.elements.numel() <= SUMMED_NUMBERS or not shows_non_finite(encoder, frame):
+        chunk.check_finite()
 
 
-def mapped(prepared: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """What an encoder prepared, with a function applied to each tensor of it, in tuples or not."""
-    if isinstance(prepared, Tensor):
-        return function(prepared)
-    if isinstance(prepared, dict):
-        return {name: mapped(item, function) for name, item in prepared.items()}
-    if isinstance(prepared, tuple | list):
-        items = [mapped(item, function) for item in prepared]
-        return type(prepared)(*items) if hasattr(prepared, "_fields") else type(prepared)(items)
-    return prepared
+_probed: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
 
 
-def copied(prepared: Any) -> Any:
-    """What an encoder prepared, as copies that no optimiser step changes."""
-    return mapped(prepared, lambda tensor: tensor.detach().clone())
+def shows_non_finite(encoder: StreamingSetEncoder, frame: tuple[Tensor, ...]) -> bool:
+    """Whether NaN or infinity in any column of an element shows in the encoder's statistics.
+
+    The encoder is probed once. A maximum hides -inf, a feature network may hide anything, and
+    sums hide nothing.
+    """
+    width = encoder.dim_in
+    if encoder.has_features or width is None or width > PROBED_COLUMNS:
+        return False
+    if encoder not in _probed:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            _probed[encoder] = _probe(encoder, width, tuple(s[:1].detach() for s in frame))
+    return _probed[encoder]
+
+
+def _probe(encoder: StreamingSetEncoder, width: int, frame: tuple[Tensor, ...]) -> bool:
+    like = encoder.first_weight
+    ordinary = torch.ones(()) if like is None else torch.ones((), dtype=like.dtype, device=like.device)
+    fields, prepared = encoder.fields(frame), encoder.prepare(frame)
+    for columns in torch.arange(width, device=ordinary.device).split(PROBED_AT_ONCE):
+        for bad in (torch.nan, torch.inf, -torch.inf):
+            # as many sets as columns, each with one ordinary element and one bad number
+            elements = ordinary.new_ones(len(columns), 2, width)
+            elements[torch.arange(len(columns)), 1, columns] = bad
+            try:
+                statistics = encoder.absorb(elements, None, prepared)
+            except NonFiniteError:  # of which set is unknown
+                return False
+            if not bool(find_non_finite(fields, statistics).all()):
+                return False
+    return True

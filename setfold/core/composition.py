@@ -1,4 +1,4 @@
-"""features -> streaming encoder -> head: the one composition that serves all models."""
+"""features -> streaming encoder -> head: the composition that most models are."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from setfold.core.absorb import Arrivals, Groups
 from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.readout import Count
 from setfold.core.state import SetState
-from setfold.core.statistic import Statistics
+from setfold.core.statistic import Fields, Statistics
 from setfold.errors import CancelledAttentionWarning, InputError
 
 
 class Composition(StreamingSetEncoder):
-    """features (per element) -> streaming encoder -> head (on the readout); still a fold.
+    """features (per element) -> streaming encoder -> head (on the readout), as one fold.
 
     Args:
         encoder: any streaming encoder.
-        features: a module applied to each element: (N, ...) -> (N, d). Where the state has a
-            context it is called as features(elements (B, n, ...), context (B, ...)) -> (B, n, d),
-            with as many contexts as there were earlier passes.
+        features: a module applied to each element: (N, ...) -> (N, d). If the state has a context,
+            it is called as features(elements (B, n, ...), context (B, ...)) -> (B, n, d), with one
+            context for each earlier pass.
         head: any module on the encoder's readout (B, ...).
 
     >>> import setfold
@@ -45,26 +45,23 @@ class Composition(StreamingSetEncoder):
         super().__init__()
         if not isinstance(encoder, StreamingSetEncoder):
             raise InputError(
-                f"encoder must be a streaming set encoder; got {type(encoder).__name__}. The order is "
-                "Composition(encoder, features, head)."
+                f"encoder must be a streaming set encoder; got {type(encoder).__name__}. The order "
+                "is Composition(encoder, features, head)."
             )
         self.features = features
         self.encoder = encoder
         self.head = head
         self.dim_in = encoder.dim_in if features is None else None
-        self.aggregates = encoder.aggregates
         self.slot_dims = encoder.slot_dims
         self.slot_axis = encoder.slot_axis if head is None else None
         self.slots_cancel = encoder.slots_cancel and head is None
-        self.defers = encoder.defers
-        self.own_slots_at_once = encoder.own_slots_at_once
-        self.sums_show_all = encoder.sums_show_all and features is None  # features may hide it
+        self.batched_slots = encoder.batched_slots
         if encoder.slots_cancel and _begins_with_pool(head):
             warnings.warn(
-                "attention cancels: the weights of an element sum to 1 over the slots, so adding up or "
-                "averaging slots that hold sums or means leaves a plain sum, and slots, queries "
-                "and keys have no effect. Keep the slots apart (nn.Flatten as the head), or use "
-                'aggregate="weighted_mean" or "max".',
+                "attention cancels: the weights of an element sum to 1 over the slots, so the sum "
+                "or mean of slots that hold sums or means is a plain sum of the elements. Slots, "
+                "queries and keys then have no effect. Keep the slots separate (nn.Flatten as the "
+                'head), or use aggregate="weighted_mean" or "max".',
                 CancelledAttentionWarning,
                 stacklevel=2,
             )
@@ -73,17 +70,26 @@ class Composition(StreamingSetEncoder):
     def has_features(self) -> bool:
         return self.features is not None or self.encoder.has_features
 
-    def identity(self, batch_size: int, frame: tuple[Tensor, ...]) -> Statistics:
-        return self.encoder.identity(batch_size, frame)
+    @property
+    def draws_slots(self) -> bool:
+        return self.encoder.draws_slots
+
+    def fields(self, frame: tuple[Tensor, ...]) -> Fields:
+        return self.encoder.fields(frame)
 
     def absorb(self, elements: Tensor, mask: Tensor | None, prepared: Any) -> Statistics:
         return self.encoder.absorb(elements, mask, prepared)
 
+    def absorb_for_gradients(
+        self, elements: Tensor, mask: Tensor | None, prepared: Any
+    ) -> Statistics:
+        return self.encoder.absorb_for_gradients(elements, mask, prepared)
+
     def absorb_groups(self, elements: Tensor, groups: Groups, prepared: Any) -> Arrivals | None:
         return self.encoder.absorb_groups(elements, groups, prepared)
 
-    def finish(self, statistics: Statistics, count: Count, frame: tuple[Tensor, ...]) -> Tensor:
-        encoding = self.encoder.finish(statistics, count, frame)
+    def finish(self, statistics: Statistics, count: Count, prepared: Any) -> Tensor:
+        encoding = self.encoder.finish(statistics, count, prepared)
         return encoding if self.head is None else self.head(encoding)
 
     def draw_frame(
@@ -103,13 +109,13 @@ class Composition(StreamingSetEncoder):
         width = self.encoder.dim_in
         if width is not None and found.shape[2:] != (width,):
             raise InputError(
-                f"the features put out {tuple(found.shape[2:])} for each element; the "
+                f"the features return {tuple(found.shape[2:])} for each element; "
                 f"{type(self.encoder).__name__} takes ({width},)."
             )
         return self.encoder.featurize(found, mask, context if self.features is None else ())
 
-    def weigh(self, elements: Tensor, state: SetState) -> Tensor:
-        return self.encoder.weigh(elements, state)
+    def weigh(self, elements: Tensor, state: SetState, prepared: Any) -> Tensor:
+        return self.encoder.weigh(elements, state, prepared)
 
     def shaping_modules(self) -> tuple[nn.Module, ...]:
         features = () if self.features is None else (self.features,)
@@ -117,7 +123,7 @@ class Composition(StreamingSetEncoder):
 
 
 class SlotPool(nn.Module):
-    """A head that adds up or averages slots, (B, K, p) -> (B, p), as most of the paper does.
+    """A head that sums or averages slots, (B, K, p) -> (B, p), as most of the paper does.
 
     Args:
         reduce: "mean" or "sum".
@@ -145,23 +151,23 @@ def apply_features(
         features: (N, ...) -> (N, d), or with a context (B, n, ...), *context -> (B, n, d).
         elements: (B, n, ...).
         mask: (B, n), True where present, or None.
-        context: what the elements look at besides themselves, each (B, ...).
+        context: what features use beside the elements, each (B, ...).
     """
     if mask is None or mask.shape[1] == 0:
         if context:
             return features(elements, *context)
         return features(elements.flatten(0, 1)).unflatten(0, elements.shape[:2])
     if not context and not torch.compiler.is_compiling():
-        # features may make anything of what is not there, so they do not see it
+        # the output for padding could be anything, so features only see what is present
         made = features(elements[mask])
         return made.new_zeros(*mask.shape, *made.shape[1:]).index_put((mask,), made)
-    # whole sets are needed, so something must stand in for what is hidden
-    found = apply_features(features, _with_stand_ins(elements, mask), None, context)
+    # features with a context need whole sets, so padding is replaced by a present element
+    found = apply_features(features, _replace_padding(elements, mask), None, context)
     return found.masked_fill(~mask.unsqueeze(-1), 0)
 
 
-def _with_stand_ins(elements: Tensor, mask: Tensor) -> Tensor:
-    """Elements (B, n, ...) whose hidden ones are replaced by one of their set that is present."""
+def _replace_padding(elements: Tensor, mask: Tensor) -> Tensor:
+    """Elements (B, n, ...) with padding replaced by an element of the same set."""
     sets = torch.arange(mask.shape[0], device=mask.device)
     some = elements[sets, mask.to(torch.uint8).argmax(1)].unsqueeze(1)
     hidden = ~mask.reshape(*mask.shape, *(1,) * (elements.dim() - 2))
@@ -169,7 +175,7 @@ def _with_stand_ins(elements: Tensor, mask: Tensor) -> Tensor:
 
 
 def _begins_with_pool(head: nn.Module | None) -> bool:
-    """Whether slots are added up before anything that is not linear happens to them."""
+    """Whether slots are added up before any nonlinear module."""
     if isinstance(head, nn.Sequential):
         for module in head:
             if not isinstance(module, nn.Linear | nn.Identity):

@@ -1,57 +1,57 @@
-"""READ FIRST: what a set encoder is, and what it takes to be one that folds.
+"""READ FIRST: what a set encoder is, and what an encoder that folds must define.
 
 A set encoding here is a fold: begin with an empty state, absorb the set chunk by chunk in any
-order, merge states that were made elsewhere, read the vector out. The answer is the one that the
-whole set would have given; that property is Mini-Batch Consistency.
+order, merge states that were computed elsewhere, read out the vector. The result is that of the
+whole set. This property is mini-batch consistency.
 
     SetEncoder             forward only
-      StreamingSetEncoder  adds initial_state, update, remove, readout; forward composes them
+      StreamingSetEncoder  adds initial_state, update, remove, readout; forward combines them
         Composition        features (per element) -> streaming encoder -> head (composition.py)
-      WholeSetEncoder      all elements of a set must be there at once (whole.py)
-        MultiPassSetEncoder  unless they can be read again: several folds in a row (passes.py)
+        Concat             streaming encoders side by side (encoders/concat.py)
+      WholeSetEncoder      needs all elements of a set at once (whole.py)
+        MultiPassSetEncoder  or can read them several times: several folds in a row (passes.py)
 
-An encoder that folds is made of three primitives, each a pure function of tensors:
+An encoder that folds defines three primitives, each a pure function of tensors:
 
-    identity(batch_size, frame)          the statistics of empty sets
-    absorb(elements, mask, prepared)     the statistics of one dense chunk, alone
-    finish(statistics, count, frame)     the encoding
+    fields(frame)                         the declaration of its state: named statistics
+    absorb(elements, mask, prepared)      the statistics of one dense chunk, alone
+    finish(statistics, count, prepared)   the encoding
 
-Everything else is derived here, once: joining, masks, ragged batches, removal, validation,
-recognising states, noticing NaN. Shapes, throughout: B sets, n elements, d features, K slots, h
-slot size, N rows of a ragged batch.
+Everything else is derived here: empty states, joining, masks, ragged batches, removal, validation,
+matching states with weights, detecting NaN. Shapes, throughout: B sets, n elements, d features,
+K slots, h slot size, N rows of a ragged batch.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from setfold.core.absorb import Arrivals, Groups, absorb_dense, combine_with, copied, emptied
-from setfold.core.chunk import Chunk
-from setfold.core.frame import checked_context, checked_slots
-from setfold.core.readout import Aggregate, Count
+from setfold.core.absorb import (
+    Arrivals,
+    Groups,
+    absorb_dense,
+    absorb_into,
+    check_elements,
+    check_result,
+)
+from setfold.core.inputs import Chunk, validate_context, validate_slots, validate_whole_sets
+from setfold.core.readout import Count
 from setfold.core.state import SetState
-from setfold.core.statistic import Statistics, join, remove
-from setfold.core.weights import Fingerprint, fingerprint_of, first_tensor
+from setfold.core.statistic import Fields, Statistics, clear, identity, join, remove
+from setfold.core.weights import Weights, can_be_kept, current_weights, first_tensor, weights_of
 from setfold.errors import InputError, StateMismatchError
-
-SMALL_CHUNK = 1 << 13  # numbers in a chunk that is put aside rather than absorbed at once
-PENDING_BYTES = 1 << 19  # what a state may have put aside before it absorbs it all together
-PENDING_CHUNKS = 256
-ORDINARY = 1e6  # larger numbers might overflow on the way, so they are never put aside
 
 
 class SetEncoder(nn.Module, ABC):
-    """Maps sets (B, n, d) to encodings (B, ...), the same for every order of the elements.
+    """Maps sets (B, n, d) to encodings (B, ...) that do not depend on the order of the elements.
 
     Attributes:
-        dim_in: width d of the elements; None where a feature network decides.
+        dim_in: width d of the elements; None if a feature network determines it.
         passes: how often the chunks of a set must be read to fold it; None if it cannot be folded.
     """
 
@@ -63,74 +63,114 @@ class SetEncoder(nn.Module, ABC):
         """Encode whole sets: elements (B, n, d), mask (B, n) True where present."""
 
 
+class Setup(NamedTuple):
+    """What a fold begins with, apart from its elements."""
+
+    frame: tuple[Tensor, ...]  # the slots of each level
+    fields: Fields
+    prepared: Any  # from StreamingSetEncoder.prepare
+
+
 class StreamingSetEncoder(SetEncoder):
-    """A set encoder that folds: its result does not depend on how a set is cut up.
+    """A set encoder that folds: its result does not depend on how a set is split into chunks.
 
     Attributes:
-        aggregates: what is read from the state.
         slot_dims: the slot size h of each level; empty without slots.
-        slot_axis: the axis of the encoding along which slots lie, None if they are mixed.
+        slot_axis: the axis of the encoding along which slots lie; None if they are mixed.
         slots_cancel: whether attention vanishes when the slots are added up.
-        sums_show_all: whether NaN or infinity in any element shows in the statistics.
-        own_slots_at_once: whether `prepare` and `absorb` take a frame (B, K, h) of each set's own.
-        defers: whether small chunks may wait: `absorb` must then depend on what `prepare` gives, of
-            which the state keeps a copy, and on no weight that could change meanwhile.
+        batched_slots: whether `prepare` and `absorb` accept slots (B, K, h) that differ by set. If
+            not, such sets are absorbed one by one.
     """
 
     passes = 1
-    aggregates: tuple[Aggregate, ...]
     slot_dims: tuple[int, ...] = ()
     slot_axis: int | None = None
     slots_cancel: bool = False
-    sums_show_all: bool = False
-    defers: bool = False
-    own_slots_at_once: bool = False
+    batched_slots: bool = False
 
-    # ---- the three primitives, and what comes with slots -------------------------------------
+    # ---- primitives --------------------------------------------------------------------------
 
     @abstractmethod
-    def identity(self, batch_size: int, frame: tuple[Tensor, ...]) -> Statistics:
-        """The statistics of `batch_size` sets without elements."""
+    def fields(self, frame: tuple[Tensor, ...]) -> Fields:
+        """Declare what a state keeps: by name, a statistic and its shape for one set.
+
+        Args:
+            frame: the slots of each level, (1, K, h) or (B, K, h); empty without slots.
+        """
 
     @abstractmethod
     def absorb(self, elements: Tensor, mask: Tensor | None, prepared: Any) -> Statistics:
-        """The statistics of a dense chunk (B, n, d) alone; masked rows are finite."""
+        """The statistics of a dense chunk (B, n, d) alone; masked rows are finite.
+
+        It must not depend on any state. Tensors (B, ...), one tuple for each field.
+        """
 
     @abstractmethod
-    def finish(self, statistics: Statistics, count: Count, frame: tuple[Tensor, ...]) -> Tensor:
-        """The encoding, from statistics, frame and counts (B,), or one positive count for all sets;
-        zeros for an empty set.
+    def finish(self, statistics: Statistics, count: Count, prepared: Any) -> Tensor:
+        """The encoding (B, ...) from statistics and counts; zeros for an empty set.
+
+        Args:
+            statistics: by field, what a state keeps.
+            count: elements of each set (B,), or one positive number for all sets.
+            prepared: from `prepare`.
         """
 
-    def absorb_groups(self, elements: Tensor, groups: Groups, prepared: Any) -> Arrivals | None:
-        """What rows (N, d) add to which sets, part by part, on the CPU without a graph; None where
-        nothing is faster than to `absorb` the sets of each length as a dense chunk.
+    # ---- optional primitives -----------------------------------------------------------------
+
+    def prepare(self, frame: tuple[Tensor, ...]) -> Any:
+        """What `absorb` and `finish` need of frame and weights: tensors in tuples.
+
+        It is computed once for many chunks. Gradients of a fold are collected here before they
+        flow on to the weights.
         """
         return None
+
+    def absorb_groups(self, elements: Tensor, groups: Groups, prepared: Any) -> Arrivals | None:
+        """The statistics of ragged rows (N, d), on the CPU without a graph, some sets at a time.
+
+        None, the default, absorbs the sets of each length as a dense chunk.
+        """
+        return None
+
+    def absorb_for_gradients(
+        self, elements: Tensor, mask: Tensor | None, prepared: Any
+    ) -> Statistics:
+        """Like `absorb`, for a backward pass that needs the gradients and ignores the values.
+
+        Override it to skip work. It is called only if no statistic needs its value for `pull`.
+        """
+        return self.absorb(elements, mask, prepared)
 
     def draw_frame(
         self, num_slots: int | None, generator: torch.Generator | None
     ) -> tuple[Tensor, ...]:
-        """Draw what a state fixes at its beginning; each (1, K, h). Nothing, without slots."""
+        """Draw the slots of each level, (1, K, h); empty without slots."""
         if num_slots is not None or generator is not None:
             raise InputError(
                 f"{type(self).__name__} has no slots: leave num_slots and generator out."
             )
         return ()
 
-    def prepare(self, frame: tuple[Tensor, ...]) -> Any:
-        """What `absorb` needs of frame and weights, derived once for many chunks; tensors in tuples."""
-        return None
+    @property
+    def draws_slots(self) -> bool:
+        """Whether `draw_frame` draws random slots, so that it takes a generator."""
+        return False
 
     def featurize(
         self, elements: Tensor, mask: Tensor | None, context: tuple[Tensor, ...]
     ) -> Tensor:
-        """What is done to each element on its own, before `absorb`. Nothing, by default."""
+        """Transform each element on its own before `absorb`; by default it is left as it is."""
         return elements
 
-    def weigh(self, elements: Tensor, state: SetState) -> Tensor:
-        """The weights (B, n, K) of featurized elements; for encoders that have any."""
-        raise InputError(f"{type(self).__name__} does not weigh its elements.")
+    def weigh(self, elements: Tensor, state: SetState, prepared: Any) -> Tensor:
+        """The weights (B, n, K) of featurized elements, for encoders that have weights."""
+        raise InputError(f"{type(self).__name__} has no weights: it treats all elements alike.")
+
+    def shaping_modules(self) -> tuple[nn.Module, ...]:
+        """The modules whose weights shape the state; not those that only read it out."""
+        return (self,)
+
+    # ---- properties --------------------------------------------------------------------------
 
     @property
     def has_features(self) -> bool:
@@ -138,22 +178,24 @@ class StreamingSetEncoder(SetEncoder):
         return type(self).featurize is not StreamingSetEncoder.featurize
 
     @property
+    def first_weight(self) -> Tensor | None:
+        """The first floating-point weight, whose dtype and device the elements must share."""
+        return first_tensor(self.shaping_modules())
+
+    @property
     def device(self) -> torch.device:
         """The device of the weights, where elements and states must be."""
-        like = first_tensor(self.shaping_modules())
-        return torch.device("cpu") if like is None else like.device
+        weight = self.first_weight
+        return torch.device("cpu") if weight is None else weight.device
 
     @property
     def state_nbytes(self) -> int:
-        """Bytes that the state of one set takes; slots, which all sets share, do not count."""
-        empty = self.identity(1, self.draw_frame(None, None))
-        return 8 + sum(part.nbytes for parts in empty.values() for part in parts)
+        """The size in bytes of one set's state, without the slots that all sets share."""
+        fields = self._setup().fields
+        numbers = sum(torch.Size(s).numel() for f in fields.values() for s in f.shapes)
+        return 8 * (numbers + 1)  # float64, and the count
 
-    def shaping_modules(self) -> tuple[nn.Module, ...]:
-        """The modules whose weights shape the state; what only reads it out is not among them."""
-        return (self,)
-
-    # ---- the four verbs ----------------------------------------------------------------------
+    # ---- the verbs ---------------------------------------------------------------------------
 
     def initial_state(
         self,
@@ -166,33 +208,44 @@ class StreamingSetEncoder(SetEncoder):
     ) -> SetState:
         """The state of empty sets; draws the slots.
 
-        In training random slots are drawn anew by each call; in evaluation they come from a seed
-        that is kept with the model, so that states made anywhere merge.
+        In training mode each call draws new random slots. In evaluation mode slots follow from a
+        seed that is saved with the model, so that states from different processes merge.
 
         Args:
             batch_size: the number B of sets.
-            num_slots: another K than the encoder was made with (random slots only).
-            generator: draws the slots reproducibly, in training and in evaluation.
+            num_slots: a number K of slots other than the encoder's (random slots only).
+            generator: draws the slots reproducibly, in training and in evaluation mode.
             slots: the slots themselves, (K, h) or (B, K, h); one such tensor per level.
-            context: (B, ...), the readout of an earlier pass, for features that take one; or
-                the readouts of several.
+            context: (B, ...), the readout of an earlier pass, for features that use it; or the
+                readouts of several passes.
         """
         if not isinstance(batch_size, int | torch.SymInt) or batch_size < 0:
-            raise InputError(f"batch_size must be a whole number, 0 or more; got {batch_size!r}.")
+            raise InputError(f"batch_size must be an integer of at least 0; got {batch_size!r}.")
         if not isinstance(generator, torch.Generator | None):
             raise InputError(
                 "generator must be a torch.Generator, such as torch.Generator().manual_seed(0); "
                 f"got {generator!r}."
             )
-        if slots is None:
-            frame = self.draw_frame(num_slots, generator)
-        else:
+        if slots is not None:
             if num_slots is not None or generator is not None:
-                raise InputError("give slots, or num_slots and generator to draw them, not both.")
-            like = first_tensor(self.shaping_modules())
-            frame = checked_slots(slots, self.slot_dims, batch_size, like)
-        seen = checked_context(context, batch_size, self.has_features)
-        return self._begun(batch_size, frame, seen, self._fingerprint())
+                raise InputError("pass slots, or num_slots and generator to draw them, not both.")
+            frame = validate_slots(slots, self.slot_dims, batch_size, self.first_weight)
+            setup = Setup(frame, self.fields(frame), None)
+        elif num_slots is not None or generator is not None:
+            frame = self.draw_frame(num_slots, generator)
+            setup = Setup(frame, self.fields(frame), None)
+        else:
+            setup = self._setup()
+        device = self.device
+        return SetState(
+            setup.fields,
+            identity(setup.fields, batch_size, device),
+            torch.zeros(batch_size, dtype=torch.long, device=device),
+            frame=setup.frame,
+            context=validate_context(context, batch_size, self.has_features),
+            weights=self._weights(),
+            prepared=None if _keeps_graph() else setup.prepared,
+        )
 
     def update(
         self,
@@ -202,25 +255,20 @@ class StreamingSetEncoder(SetEncoder):
         mask: Tensor | None = None,
         index: Tensor | None = None,
     ) -> SetState:
-        """The state after one more chunk; `state` itself stays as it was.
+        """The state after one more chunk; `state` itself is not changed.
 
         Args:
-            state: from this encoder's `initial_state`, or merged or loaded from such.
+            state: from this encoder's `initial_state`, or merged or loaded from such states.
             elements: (B, n, d), or ragged (N, d) with an index.
             mask: (B, n), True where an element is present.
             index: (N,), the set of each row, in any order.
 
         Raises:
             InputError: shapes, dtypes, devices or the index do not fit.
-            NonFiniteError: NaN or infinity among the elements that are present.
-            StateMismatchError: the state is of another model.
+            NonFiniteError: an element that is present is NaN or infinite.
+            StateMismatchError: the state belongs to another model.
         """
-        dense = mask is None and index is None
-        if self.defers and dense and not (self.has_features or torch.is_grad_enabled()):
-            later = self._deferred(state, elements)
-            if later is not None:
-                return later
-        return self._combined(state, elements, mask, index, join, torch.add)
+        return self._combine(state, Chunk(elements, mask, index), join, torch.add)
 
     def remove(
         self,
@@ -230,34 +278,39 @@ class StreamingSetEncoder(SetEncoder):
         mask: Tensor | None = None,
         index: Tensor | None = None,
     ) -> SetState:
-        """The state without elements that it has seen: sliding windows, deletions.
+        """The state without elements that it has seen, for sliding windows and deletions.
 
-        Sums and means can forget; a maximum or minimum cannot. A set from which everything has
-        been removed is exactly empty. Arguments as for `update`.
+        Sums and means can remove elements; a maximum or minimum cannot. A set from which everything
+        was removed is exactly empty. The arguments are those of `update`.
+
+        Raises:
+            NotRemovableError: the state keeps a statistic that cannot remove elements.
         """
-        left = self._combined(state, elements, mask, index, remove, torch.sub)
+        left = self._combine(state, Chunk(elements, mask, index), remove, torch.sub)
         if bool((left.count < 0).any()):
             number = int((left.count < 0).nonzero()[0])
             raise InputError(
                 "cannot remove more elements than a set holds: "
                 f"set {number} would be left with {int(left.count[number])}."
             )
-        return left.with_statistics(emptied(left.statistics, left.count == 0), left.count)
+        return left.with_statistics(
+            clear(left.fields, left.statistics, left.count == 0), left.count
+        )
 
     def readout(self, state: SetState) -> Tensor:
-        """The encoding (B, ...) of what the state has seen; as often as you like."""
-        state = self._recognised(state)
-        return self.finish(state.statistics, state.count, state.frame)
+        """The encoding (B, ...) of what the state has seen. It can be called any number of times."""
+        state = self._recognize(state)
+        return self.finish(state.statistics, state.count, self.prepared_for(state))
 
     def weights(self, state: SetState, elements: Tensor) -> Tensor:
-        """How much each element counts in each vector that is read: (B, n, K).
+        """The weight of each element in each vector of the readout: (B, n, K).
 
-        An element spreads itself over slots: its weights sum to 1 over the slots. A learned query
-        spreads itself over elements: its weights sum to 1 over all that the state has seen.
+        For slots, the weights of an element sum to 1 over the slots. For learned queries, the
+        weights of a query sum to 1 over all elements that the state has seen.
 
         Args:
-            state: of this encoder; where the weights are over elements, of all of them.
-            elements: (B, n, d), any of them; for a heat map, read the chunks a second time.
+            state: of this encoder; if weights are over elements, of all elements.
+            elements: (B, n, d), any of them. For a heat map, read the chunks a second time.
 
         >>> import setfold
         >>> encoder, elements = setfold.AttentionPool(3, 4, dim_out=16), torch.randn(2, 100, 3)
@@ -265,9 +318,12 @@ class StreamingSetEncoder(SetEncoder):
         >>> torch.allclose(encoder.weights(state, elements).sum(1), torch.ones(2, 4))
         True
         """
-        state = self._recognised(state)
-        chunk = self._chunk(state, elements, None, None)
-        return self.weigh(self.featurize(chunk.elements, None, state.context), state)
+        state = self._recognize(state)
+        chunk = Chunk(elements).validate(
+            state.batch_size, self.dim_in, state.device, state.weights.dtype
+        )
+        features = self.featurize(chunk.elements, None, state.context)
+        return self.weigh(features, state, self.prepared_for(state))
 
     def forward(
         self,
@@ -278,7 +334,7 @@ class StreamingSetEncoder(SetEncoder):
         batch_size: int | None = None,
         context: Tensor | Sequence[Tensor] | None = None,
     ) -> Tensor:
-        """Encode whole sets: initial_state, update and readout in one.
+        """Encode whole sets: initial_state, update and readout in one call.
 
         Args:
             elements: (B, n, d), or ragged (N, d) with an index.
@@ -287,124 +343,123 @@ class StreamingSetEncoder(SetEncoder):
             batch_size: the number of sets of a ragged batch.
             context: (B, ...), the readout of an earlier pass, or of several.
         """
-        like = first_tensor(self.shaping_modules())
-        chunk = Chunk.of_whole_sets(elements, mask, index, batch_size, self.dim_in, like)
-        frame = self.draw_frame(None, None)
-        seen = checked_context(context, chunk.sets, self.has_features)
-        # A state that nobody will see needs no fingerprint, and its joining can be left out.
-        state = self._begun(chunk.sets, frame, seen, Fingerprint.unknown())
+        chunk, sets = validate_whole_sets(
+            elements, mask, index, batch_size, self.dim_in, self.first_weight
+        )
+        frame, fields, prepared = self._setup()
+        seen = validate_context(context, sets, self.has_features)
+        device = chunk.elements.device
         if chunk.is_empty():
-            return self.finish(state.statistics, state.count, frame)
-        self._refuse_hidden(chunk)
-        if chunk.index is not None:
-            found = combine_with(self, state, chunk, join)
+            count = torch.zeros(sets, dtype=torch.long, device=device)
+            return self.finish(identity(fields, sets, device), count, prepared)
+        check_elements(self, chunk, frame)
+        if chunk.index is None:
+            found = absorb_dense(self, fields, chunk.elements, chunk.mask, seen, prepared)
+            check_result(chunk, fields, found)
         else:
-            found = absorb_dense(self, chunk.elements, chunk.mask, seen, self.prepare(frame))
-            chunk.refuse_broken(found)
-        return self.finish(found, chunk.count(), frame)
+            empty = SetState(
+                fields,
+                identity(fields, sets, device),
+                torch.zeros(sets, dtype=torch.long, device=device),
+                frame=frame,
+                context=seen,
+                weights=Weights.unknown(),
+            )
+            found = absorb_into(self, empty, chunk, prepared, join)
+        return self.finish(found, chunk.count(sets), prepared)
 
     # ---- derived -----------------------------------------------------------------------------
 
-    def _begun(
-        self,
-        batch_size: int,
-        frame: tuple[Tensor, ...],
-        context: tuple[Tensor, ...],
-        fingerprint: Fingerprint,
-    ) -> SetState:
-        statistics = self.identity(batch_size, frame)
-        some = next(iter(statistics.values()))[0]
-        return SetState(
-            statistics,
-            torch.zeros(batch_size, dtype=torch.long, device=some.device),
-            frame=frame,
-            context=context,
-            aggregate=tuple(a.name for a in self.aggregates),
-            fingerprint=fingerprint,
-        )
-
-    def _chunk(
-        self, state: SetState, elements: Tensor, mask: Tensor | None, index: Tensor | None
-    ) -> Chunk:
-        chunk = Chunk.checked(elements, mask, index, sets=state.batch_size, width=self.dim_in)
-        chunk.refuse_foreign(state.device, state.fingerprint.dtype)
-        return chunk
-
-    def _refuse_hidden(self, chunk: Chunk) -> None:
-        """Raise on NaN or infinity that the statistics would not show."""
-        if not self.sums_show_all:
-            chunk.refuse_non_finite()
-
-    def _deferred(self, state: SetState, elements: Tensor) -> SetState | None:
-        """The state with a small chunk put aside; None for one that must be absorbed at once.
-
-        A stream that arrives element by element spends its time in calling, not in computing.
-        """
-        if torch.compiler.is_compiling() or not isinstance(elements, Tensor):
-            return None
-        state = self._recognised(state)
-        chunks, waiting, _ = state.pending or ((), 0, None)
-        plain = elements.is_cpu and elements.dtype in (torch.float32, torch.float64)
-        if elements.numel() > SMALL_CHUNK or not plain or state.has_own_slots:
-            return None
-        self._chunk(state, elements, None, None)
-        full = len(chunks) >= PENDING_CHUNKS or waiting + elements.nbytes > PENDING_BYTES
-        if elements.numel() == 0 or full:
-            return None
-        # NaN compares as false, so whatever is odd takes the ordinary way, which says what it is
-        if not np.abs(elements.detach().numpy()).max() < ORDINARY:
-            return None
-        absorb = partial(self.absorb, mask=None, prepared=self.prepared_for(state))
-        return state.put_aside(elements, state.count + elements.shape[1], absorb)
-
-    def _combined(
-        self,
-        state: SetState,
-        elements: Tensor,
-        mask: Tensor | None,
-        index: Tensor | None,
-        combine: Callable[[Statistics, Statistics], Statistics],
-        combine_counts: Callable[[Tensor, Any], Tensor],
-    ) -> SetState:
-        """The state joined with one chunk, or relieved of it."""
-        state = self._recognised(state)
-        chunk = self._chunk(state, elements, mask, index)
-        if chunk.is_empty():
-            return state
-        self._refuse_hidden(chunk)
-        statistics = combine_with(self, state, chunk, combine)
-        return state.with_statistics(statistics, combine_counts(state.count, chunk.count()))
-
     def prepared_for(self, state: SetState) -> Any:
-        """What `absorb` needs; without a graph derived once and kept with the state."""
-        if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        """The result of `prepare`; without a graph it is computed once and kept with the state."""
+        if _keeps_graph():
             return self.prepare(state.frame)
         if state.prepared is None:
-            state.prepared = copied(self.prepare(state.frame))
+            state.prepared = self.prepare(state.frame)
         return state.prepared
 
-    def _fingerprint(self) -> Fingerprint:
-        if torch.compiler.is_compiling():
-            return Fingerprint.unknown()
-        return fingerprint_of(self, self.shaping_modules())
+    def _combine(
+        self,
+        state: SetState,
+        chunk: Chunk,
+        combine: Callable[[Fields, Statistics, Statistics], Statistics],
+        combine_counts: Callable[[Tensor, Any], Tensor],
+    ) -> SetState:
+        """The state joined with one chunk, or with it removed."""
+        state = self._recognize(state)
+        sets = state.batch_size
+        chunk = chunk.validate(sets, self.dim_in, state.device, state.weights.dtype)
+        if chunk.is_empty():
+            return state
+        check_elements(self, chunk, state.frame)
+        prepared = None
+        if self.batched_slots or not state.has_own_slots:
+            prepared = self.prepared_for(state)
+        statistics = absorb_into(self, state, chunk, prepared, combine)
+        return state.with_statistics(statistics, combine_counts(state.count, chunk.count(sets)))
 
-    def _recognised(self, state: SetState) -> SetState:
-        """The state, if this encoder's weights as they are now have shaped it."""
+    def _setup(self) -> Setup:
+        """The default beginning of a fold. Without a graph it is kept as long as it is valid.
+
+        In training mode random slots are drawn by each call, so nothing is kept.
+        """
+        if self.training or _keeps_graph():
+            return self._new_setup()
+        weights = current_weights(self)
+        if weights is None:
+            if not can_be_kept(self._shaping_tensors()):
+                return self._new_setup()
+            weights = weights_of(self, self.shaping_modules())
+        if weights.kept is None:
+            weights.kept = self._new_setup()
+        return weights.kept
+
+    def _new_setup(self) -> Setup:
+        frame = self.draw_frame(None, None)
+        return Setup(frame, self.fields(frame), self.prepare(frame))
+
+    def _shaping_tensors(self) -> list[Tensor]:
+        modules = self.shaping_modules()
+        return [t for m in modules for t in (*m.parameters(), *m.buffers())]
+
+    def _weights(self) -> Weights:
+        if torch.compiler.is_compiling():
+            return Weights.unknown()
+        return weights_of(self, self.shaping_modules())
+
+    def _recognize(self, state: SetState) -> SetState:
+        """The state, if this encoder's current weights have shaped it.
+
+        Raises:
+            StateMismatchError: it is not a state, or one of another model.
+        """
         if torch.compiler.is_compiling():
             return state
         if not isinstance(state, SetState):
             raise StateMismatchError(f"expected a state; got {type(state).__name__}.")
         state = state.trackable()
-        if state.fingerprint.belongs_to(self):
+        if state.weights.are_of(self):
             return state
-        mine = self._fingerprint()
-        wanted = tuple(a.name for a in self.aggregates)
-        alike = state.aggregate == wanted and len(state.frame) == len(self.slot_dims)
-        if not (alike and state.fingerprint.surely_matches(mine)):
+        mine = self._weights()
+        alike = len(state.frame) == len(self.slot_dims) and state.fields == self.fields(state.frame)
+        if not (alike and state.weights.match(mine)):
             raise StateMismatchError(
-                f"this state was not made by this {type(self).__name__} as it is now: its aggregate "
-                f"({'+'.join(state.aggregate)}) or its weights differ. States do not survive a "
-                "change of weights; fold the set anew with encoder.initial_state(). (BatchNorm and "
-                "spectral_norm in training mode change with every chunk: call model.eval().)"
+                f"this state does not belong to this {type(self).__name__}: its fields "
+                f"({', '.join(state.fields)}) or its weights differ. A state is valid for the "
+                "weights that created it; after a training step fold the set again, from "
+                "encoder.initial_state(). (BatchNorm and spectral_norm change their buffers with "
+                "every chunk in training mode: call model.eval().)"
             )
-        return state.with_statistics(state.statistics, state.count, mine)
+        return SetState(
+            state.fields,
+            state.statistics,
+            state.count,
+            frame=state.frame,
+            context=state.context,
+            weights=mine,
+        )
+
+
+def _keeps_graph() -> bool:
+    """Whether tensors may become part of a graph, so that they must be computed where they are used."""
+    return torch.is_grad_enabled() or torch.compiler.is_compiling()

@@ -18,11 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from setfold.core import persist as files
+from setfold.core import persist
 from setfold.errors import CancelledAttentionWarning, DescriptionError, FileError
 
 PLACEMENT = ("device", "dtype")  # arguments that say where, not what
 SCALARS = (bool, int, float, str, type(None))
+CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "float16", "bfloat16")}
 
 
@@ -64,7 +65,7 @@ def save(model: nn.Module, path: str | Path) -> None:
             f"instead of\n{model}"
         )
     description = {"structure": structure, "dtype": str(_dtype_of(model)).removeprefix("torch.")}
-    files.write(path, "model", weights, description)
+    persist.write(path, "model", weights, description)
 
 
 def load(path: str | Path, *, allow: Iterable[str] = ()) -> nn.Module:
@@ -86,7 +87,7 @@ def load(path: str | Path, *, allow: Iterable[str] = ()) -> nn.Module:
     ...     load(f"{folder}/layer.safetensors")
     Linear(in_features=3, out_features=4, bias=True)
     """
-    _, tensors, description = files.read(path, "model")
+    _, tensors, description = persist.read(path, "model")
     try:
         structure, dtype = description["structure"], DTYPES[description["dtype"]]
     except (KeyError, TypeError) as error:
@@ -106,7 +107,7 @@ def load(path: str | Path, *, allow: Iterable[str] = ()) -> nn.Module:
 def describe(module: nn.Module) -> dict[str, Any]:
     """The class of a module and the arguments to construct it with, ready for JSON."""
     kind = type(module)
-    if kind in (nn.Sequential, nn.ModuleList):
+    if kind in CONTAINERS:
         # by name and with repetitions, as they are: children() would drop a module used twice
         children = [[n, describe(c)] for n, c in module._modules.items() if c is not None]
         return {"class": _name_of(kind), "children": children}
@@ -150,9 +151,9 @@ def _build(structure: Any, allow: set[str]) -> nn.Module:
     kind = _class_of(structure["class"], allow)
     if "children" in structure:
         children = {name: _build(child, allow) for name, child in structure["children"]}
-        if issubclass(kind, nn.Sequential):
-            return kind(OrderedDict(children))
-        return kind(children.values())
+        if issubclass(kind, nn.ModuleList):
+            return kind(children.values())
+        return kind(OrderedDict(children))
     return kind(**{name: _decode(value, allow) for name, value in structure["arguments"].items()})
 
 

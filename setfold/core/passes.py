@@ -23,7 +23,6 @@ from setfold.core.composition import Composition, apply_features
 from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.state import SetState
 from setfold.core.statistic import spread
-from setfold.core.weights import first_tensor
 from setfold.core.whole import WholeSetEncoder
 from setfold.errors import InputError
 from setfold.kernels.precision import autocasts
@@ -90,7 +89,7 @@ class Layer(nn.Module):
 
 def pooled(pool: StreamingSetEncoder, elements: Tensor, mask: Tensor | None) -> Tensor:
     """What a pool makes of features, which come out of autocast in another dtype than they went in."""
-    like = first_tensor(pool.shaping_modules())
+    like = pool.first_weight
     if like is not None and autocasts(elements.device):
         elements = elements.to(like.dtype)
     return pool(elements, mask)

@@ -1,18 +1,17 @@
-"""What is read from a state.
+"""Aggregates: what users choose to read from a state.
 
-An `Aggregate` is one way of reading a statistic; several aggregates may read the same one (sum,
-mean, weighted_mean and mass all read sums), so a list of them costs no more state than it must.
+An `Aggregate` is one way of reading a field. Several aggregates may read the same field: sum, mean,
+weighted_mean and mass all read sums, so a list of them adds no more state than it needs.
 
-    aggregate       reads                                  statistic
+    aggregate       value                                  field
     sum             sum_i c_ij                             sum
     mean            sum_i c_ij / n                         sum
     weighted_mean   sum_i W_ij v_i / sum_i W_ij            sum
     mass            sum_i W_ij / n                         sum
     max, min        max_i c_ij, min_i c_ij                 max, min
-    attention       sum_i softmax_i(l_ij) v_i              softmax
-    variance        sum_i (v_i - mean)^2 / n               moments
 
-The last two are not for choosing: they are what the encoders of those names read.
+This file is used by encoders that let users choose. An encoder with one fixed readout writes it
+directly in its `finish`.
 """
 
 from __future__ import annotations
@@ -24,48 +23,60 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from setfold.core.statistic import spread
+from setfold.core.statistic import Max, Min, Reduction, Sum, spread
 from setfold.errors import InputError
 
-Count = Tensor | int  # elements by set (B,), or one positive number for all of them
+Count = Tensor | int  # elements of each set (B,), or one positive number for all sets
+FIELDS: dict[str, Reduction] = {"sum": Sum(), "max": Max(), "min": Min()}
 
 
 @dataclass(frozen=True)
 class Aggregate:
-    """One way of reading a statistic.
+    """One way of reading a field.
 
     Attributes:
         name: what users write.
-        statistic: the name of the statistic that it reads.
-        finish: (value (B, ..., p), count, mass (B, ...)) -> reading (B, ..., width); zeros for an
+        field: the field that it reads, a key of `FIELDS`.
+        finish: (value (B, ..., p), count, mass (B, ...)) -> readout (B, ..., width); zeros for an
             empty set, whose sums are zero and whose maximum is infinite.
-        needs_mass: reads the weights themselves, so that an encoder without weights has none.
-        cancels: is linear in the weights, so that attention vanishes where slots are added up.
+        needs_mass: whether it reads the weights, which an encoder without weights does not have.
+        cancels: whether it is linear in the weights, so that attention cancels where slots are
+            added up.
         width: numbers per slot; None for as many as the value has.
     """
 
     name: str
-    statistic: str
+    field: str
     finish: Callable[[Tensor, Count, Any], Tensor]
     needs_mass: bool = False
     cancels: bool = False
     width: int | None = None
 
 
-def _total(value: Tensor, count: Count, mass: Any) -> Tensor:
+def mean_of(total: Tensor, count: Count) -> Tensor:
+    """A total (B, ...) divided by the number of elements; zeros for an empty set."""
+    return total / (spread(count.clamp_min(1), total) if isinstance(count, Tensor) else count)
+
+
+def weighted_mean_of(total: Tensor, mass: Tensor) -> Tensor:
+    """A weighted total (B, ..., p) divided by the sum of its weights (B, ...); zeros for none."""
+    return total / torch.where(mass > 0, mass, 1).unsqueeze(-1)
+
+
+def _sum(value: Tensor, count: Count, mass: Any) -> Tensor:
     return value
 
 
 def _mean(value: Tensor, count: Count, mass: Any) -> Tensor:
-    return value / (spread(count.clamp_min(1), value) if isinstance(count, Tensor) else count)
+    return mean_of(value, count)
 
 
 def _weighted_mean(value: Tensor, count: Count, mass: Tensor) -> Tensor:
-    return value / torch.where(mass > 0, mass, 1).unsqueeze(-1)
+    return weighted_mean_of(value, mass)
 
 
 def _mean_mass(value: Tensor, count: Count, mass: Tensor) -> Tensor:
-    return _mean(mass.unsqueeze(-1), count, mass)
+    return mean_of(mass.unsqueeze(-1), count)
 
 
 def _extremum(value: Tensor, count: Count, mass: Any) -> Tensor:
@@ -75,7 +86,7 @@ def _extremum(value: Tensor, count: Count, mass: Any) -> Tensor:
 AGGREGATES: dict[str, Aggregate] = {
     a.name: a
     for a in (
-        Aggregate("sum", "sum", _total, cancels=True),
+        Aggregate("sum", "sum", _sum, cancels=True),
         Aggregate("mean", "sum", _mean, cancels=True),
         Aggregate("weighted_mean", "sum", _weighted_mean, needs_mass=True),
         Aggregate("mass", "sum", _mean_mass, needs_mass=True, cancels=True, width=1),
@@ -83,16 +94,14 @@ AGGREGATES: dict[str, Aggregate] = {
         Aggregate("min", "min", _extremum),
     )
 }
-ATTENTION = Aggregate("attention", "softmax", _weighted_mean, needs_mass=True)
-VARIANCE = Aggregate("variance", "moments", _mean)
 
 
 def parse_aggregates(aggregate: str | Sequence[str], *, weighted: bool) -> tuple[Aggregate, ...]:
-    """Look up one aggregate or several, in the order in which they are read side by side.
+    """Look up one aggregate or several, in the order in which they are concatenated.
 
     Args:
         aggregate: a name or a sequence of names.
-        weighted: whether the encoder weighs its elements, so that there is a mass to read.
+        weighted: whether the encoder weights its elements, so that there is a mass to read.
 
     >>> [a.name for a in parse_aggregates(["weighted_mean", "max"], weighted=True)]
     ['weighted_mean', 'max']
@@ -103,30 +112,31 @@ def parse_aggregates(aggregate: str | Sequence[str], *, weighted: bool) -> tuple
     unknown = [name for name in names if name not in allowed]
     if unknown or not names or len(set(names)) < len(names):
         raise InputError(
-            f"aggregate must be one of {', '.join(allowed)}, or a list of different ones; got {aggregate!r}."
+            f"aggregate must be one of {', '.join(allowed)}, or a list of different ones; got "
+            f"{aggregate!r}."
         )
     return tuple(AGGREGATES[name] for name in names)
 
 
-def statistics_of(aggregates: Sequence[Aggregate]) -> tuple[str, ...]:
-    """The names of the statistics that some aggregates read, each once.
+def fields_of(aggregates: Sequence[Aggregate]) -> tuple[str, ...]:
+    """The names of the fields that some aggregates read, each once.
 
-    >>> statistics_of(parse_aggregates(["sum", "max", "mean"], weighted=False))
+    >>> fields_of(parse_aggregates(["sum", "max", "mean"], weighted=False))
     ('sum', 'max')
     """
-    return tuple(dict.fromkeys(a.statistic for a in aggregates))
+    return tuple(dict.fromkeys(a.field for a in aggregates))
 
 
 def read(
     aggregates: Sequence[Aggregate], values: dict[str, Tensor], count: Count, mass: Tensor | None
 ) -> Tensor:
-    """Read all aggregates side by side along the last dimension; empty sets read as zeros.
+    """Read all aggregates and concatenate them along the last dimension; empty sets read as zeros.
 
     Args:
-        aggregates: which, and in what order.
-        values: by statistic, (B, ..., p).
+        aggregates: which ones, in order.
+        values: by field, (B, ..., p).
         count: the number of elements, (B,) or one for all sets.
-        mass: (B, ...), the sum of weights, where elements are weighed.
+        mass: (B, ...), the sum of the weights, where elements are weighted.
     """
-    readings = [a.finish(values[a.statistic], count, mass) for a in aggregates]
-    return readings[0] if len(readings) == 1 else torch.cat(readings, -1)
+    readouts = [a.finish(values[a.field], count, mass) for a in aggregates]
+    return readouts[0] if len(readouts) == 1 else torch.cat(readouts, -1)

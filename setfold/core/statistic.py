@@ -1,93 +1,155 @@
-"""What a state keeps: commutative monoids on a few tensors.
+"""Statistics: what a state keeps of the elements it has seen.
 
-    statistic   parts                                             joined by
-    sum         sum_i v_i                                         addition
-    max, min    max_i v_i, min_i v_i                              maximum, minimum
-    softmax     m = max_i l_i,  sum_i exp(l_i - m) [v_i, 1]       rescaling to the larger m
-    moments     n, mean, sum_i (v_i - mean)^2                     Chan's update of pairs
+A statistic is a commutative monoid on a few tensors. Two of them join into the statistic of the
+union, in any order and grouping. That is all that a fold needs.
 
-Two of them join into the statistic of the union, in any order and grouping; that is all that a fold
-needs. `pull` is the way back: what the gradient of a joined statistic is to one of its pieces.
+    statistic        parts                                           joined by
+    Sum              sum_i v_i                                       addition
+    Max, Min         max_i v_i, min_i v_i                            maximum, minimum
+    Softmax          m = max_i l_i,  sum_i exp(l_i - m) [v_i, 1]     rescaling to the larger m
+    CentralMoments   n, mean, sum_i (v_i - mean)^2                   Chan's pairwise update
+
+An encoder declares its state as named fields, `{"sum": Field(Sum(), (4, 9))}`. The functions at the
+end of this file join, remove and differentiate all fields of a state at once.
+
+To add a statistic, subclass `Statistic` anywhere, in your own package too: `empty`, `join` and, for
+exact gradients, `pull`. Nothing needs to be registered. To load a saved state, import the module
+that defines its statistics first.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from setfold.errors import NonFiniteError, NotRemovableError
+from setfold.errors import FileError, NonFiniteError, NotRemovableError
 from setfold.kernels.precision import accumulator_dtype
 from setfold.kernels.softmax import finite
 
 Parts = tuple[Tensor, ...]  # the tensors of one statistic, each (B, ...)
-Statistics = dict[str, Parts]  # by the name of the statistic: what a state keeps
+Statistics = dict[str, Parts]  # by field name: what a state keeps
+Shape = tuple[int, ...]
+
+_DEFINED: dict[str, type[Statistic]] = {}  # by the name that files use
+
+
+def _name_in_files(kind: type[Statistic]) -> str:
+    """The class name for statistics of this module, the import path for all others."""
+    return kind.__name__ if kind.__module__ == __name__ else f"{kind.__module__}.{kind.__qualname__}"
 
 
 class Statistic(ABC):
-    """A commutative monoid on tuples of tensors: what a state keeps of the elements it saw.
+    """A commutative monoid on tuples of tensors.
+
+    Two statistics are equal if they have the same class.
 
     Attributes:
-        name: under which a state keeps it.
-        keeps: what that is, in words.
-        empty: what each part holds of a set without elements.
-        picks: whether a part is one element's value, so that its gradient belongs to that element.
+        empty: the value of each part for a set without elements.
+        picks: whether each part is the value of a single element, such as a maximum. The gradient
+            of such a part belongs to the element that reached it first.
+        removable: whether `remove` is implemented.
     """
 
-    name: ClassVar[str]
     empty: ClassVar[tuple[float, ...]]
-    keeps: ClassVar[str]
-    removable: ClassVar[bool] = False
     picks: ClassVar[bool] = False
 
-    def identity(self, *shapes: tuple[int, ...], device: torch.device) -> Parts:
-        """The parts of sets without elements, by their shapes (B, ...)."""
-        dtype = accumulator_dtype(device)
-        return tuple(
-            torch.full(shape, empty, dtype=dtype, device=device)
-            for shape, empty in zip(shapes, self.empty, strict=True)
-        )
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        _DEFINED[_name_in_files(cls)] = cls
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other)
+
+    def __hash__(self) -> int:
+        return hash(type(self))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+    @property
+    def removable(self) -> bool:
+        return type(self).remove is not Statistic.remove
+
+    def shapes(self, shape: Shape) -> tuple[Shape, ...]:
+        """The shape of each part for one set, given the shape of the field."""
+        return (shape,) * len(self.empty)
 
     @abstractmethod
     def join(self, left: Parts, right: Parts) -> Parts:
         """The parts of the union of two disjoint sets."""
 
     def pull(self, grads: Parts, joined: Parts, piece: Parts) -> Parts:
-        """The gradient of one piece of what was joined; of a sum, that of the sum itself.
+        """The gradient of one piece, given the gradient of what the pieces were joined to.
+
+        The default is right for a sum, whose gradient is that of every term.
 
         Args:
-            grads: of the joined parts; where a part `picks`, only what this piece was picked for.
+            grads: gradients of the joined parts. If the statistic `picks`, only those entries that
+                were picked from this piece.
             joined: the parts of all pieces together.
-            piece: the parts of one of them.
+            piece: the parts of this piece.
         """
         return grads
 
     def remove(self, left: Parts, right: Parts) -> Parts:
         """The parts of `left` without the elements of `right`."""
         raise NotRemovableError(
-            f"elements cannot be removed from a state that keeps {self.keeps}: what would be left does not "
-            "follow from it exactly. Fold the remaining elements anew, or use sums and means, which forget."
+            f"{type(self).__name__} cannot remove elements: the statistic of the remaining elements "
+            "does not follow from it. Fold the remaining elements again, or use sums and means."
         )
 
 
+class Field(NamedTuple):
+    """One field of a state.
+
+    Attributes:
+        statistic: what the field keeps.
+        shape: its shape for one set; `statistic.shapes` derives the shapes of its parts.
+
+    >>> Field(Softmax(), (4, 9)).shapes
+    ((4,), (4, 9))
+    """
+
+    statistic: Statistic
+    shape: Shape
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """The shape of each part for one set."""
+        return self.statistic.shapes(self.shape)
+
+    def identity(self, batch_size: int, device: torch.device) -> Parts:
+        """The parts of `batch_size` sets without elements."""
+        dtype = accumulator_dtype(device)
+        return tuple(
+            torch.full((batch_size, *shape), empty, dtype=dtype, device=device)
+            for shape, empty in zip(self.shapes, self.statistic.empty, strict=True)
+        )
+
+
+Fields = Mapping[str, Field]  # by name: the declaration of a state
+
+
 class Reduction(Statistic):
-    """A statistic of values that all count alike."""
+    """A statistic that reduces values over elements, all with the same weight."""
 
     @abstractmethod
     def absorb(self, values: Tensor, mask: Tensor | None) -> Parts:
-        """Reduce values (B, n, ...) over the elements that the mask (B, n) shows."""
+        """Reduce values (B, n, ...) over the elements that the mask (B, n) marks as present."""
 
 
 class Sum(Reduction):
     """Running totals."""
 
-    name, keeps, empty, removable = "sum", "totals", (0.0,), True
+    empty = (0.0,)
 
     def absorb(self, values: Tensor, mask: Tensor | None) -> Parts:
-        """Add up what the mask shows.
+        """Sum the elements that are present.
 
         >>> Sum().absorb(torch.tensor([[1.0, 2.0, 4.0]]), torch.tensor([[True, False, True]]))
         (tensor([5.], dtype=torch.float64),)
@@ -106,14 +168,15 @@ class Sum(Reduction):
 class Max(Reduction):
     """Running element-wise maxima."""
 
-    name, keeps, empty, picks = "max", "a maximum", (-torch.inf,), True
+    empty = (-torch.inf,)
+    picks = True
 
     def absorb(self, values: Tensor, mask: Tensor | None) -> Parts:
         if values.shape[1] == 0:
             return (values.new_full((values.shape[0], *values.shape[2:]), *self.empty),)
         if mask is not None:
             values = values.masked_fill(~spread(mask, values), *self.empty)
-        if values.requires_grad:  # equal elements do not share a gradient: one of them gets it
+        if values.requires_grad:  # if elements tie, one of them gets the whole gradient
             return (values.max(1).values,)
         return (values.amax(1),)
 
@@ -124,7 +187,7 @@ class Max(Reduction):
 class Min(Max):
     """Running element-wise minima: the maximum of the negated values, negated."""
 
-    name, keeps, empty = "min", "a minimum", (torch.inf,)
+    empty = (torch.inf,)
 
     def absorb(self, values: Tensor, mask: Tensor | None) -> Parts:
         return (-Max().absorb(-values, mask)[0],)
@@ -134,18 +197,22 @@ class Min(Max):
 
 
 class Softmax(Statistic):
-    """Sums weighted by the exponential of logits, relative to the largest logit m so far.
+    """Sums weighted by exponentials of logits, relative to the largest logit m so far.
 
-    The peak m only keeps the numbers in range: numerator and denominator are both relative to it,
-    so it needs no gradient. Nothing overflows, and what underflows is nothing beside the rest. How
-    a chunk is absorbed, kernels/softmax.py says.
+    The peak m only keeps the numbers in range. Numerator and denominator are relative to the same
+    peak, so their quotient does not depend on it, and it needs no gradient. Weights cannot
+    overflow; those that underflow are negligible. See kernels/softmax.py for absorbing a chunk.
+
+    The shape of the field is that of the sums (..., Q, p); the peaks have one dimension less.
     """
 
-    name, keeps = "softmax", "sums relative to a peak"
-    empty = (-torch.inf, 0.0)  # the peak m; the sums relative to it
+    empty = (-torch.inf, 0.0)  # peak, sums relative to the peak
+
+    def shapes(self, shape: Shape) -> tuple[Shape, ...]:
+        return shape[:-1], shape
 
     def join(self, left: Parts, right: Parts) -> Parts:
-        """Rescale both to the larger peak, and add.
+        """Rescale both to the larger peak and add.
 
         >>> one = torch.tensor([[0.0]]), torch.tensor([[[3.0, 1.0]]])
         >>> two = torch.tensor([[1e4]]), torch.tensor([[[5.0, 1.0]]])
@@ -153,25 +220,26 @@ class Softmax(Statistic):
         (tensor([[10000.]]), tensor([[[5., 1.]]]))
         """
         peak = torch.maximum(left[0], right[0])
-        total = sum(sums * relative_to(peak, own).unsqueeze(-1) for own, sums in (left, right))
-        assert isinstance(total, Tensor)
-        return peak, total
+        scaled = [sums * relative_to(peak, own).unsqueeze(-1) for own, sums in (left, right)]
+        return peak, scaled[0] + scaled[1]
 
     def pull(self, grads: Parts, joined: Parts, piece: Parts) -> Parts:
-        factor = relative_to(joined[0], piece[0]).clamp(max=1).unsqueeze(-1)  # but for rounding
+        # a piece's peak exceeds the joined one by rounding at most
+        factor = relative_to(joined[0], piece[0]).clamp(max=1).unsqueeze(-1)
         return grads[0], grads[1] * factor
 
 
-class Moments(Reduction):
-    """Count, mean and sum of squared distances from the mean, without cancellation."""
+class CentralMoments(Reduction):
+    """Count, mean and sum of squared distances from the mean, joined without cancellation."""
 
-    name, keeps, empty = "moments", "moments", (0.0, 0.0, 0.0)
+    empty = (0.0, 0.0, 0.0)
 
     def absorb(self, values: Tensor, mask: Tensor | None) -> Parts:
         """The moments of each feature.
 
-        >>> Moments().absorb(torch.tensor([[1.0, 3.0]]), None)
-        (tensor([2.], dtype=torch.float64), tensor([2.], dtype=torch.float64), tensor([2.], dtype=torch.float64))
+        >>> count, mean, squares = CentralMoments().absorb(torch.tensor([[1.0, 3.0]]), None)
+        >>> count.item(), mean.item(), squares.item()
+        (2.0, 2.0, 2.0)
         """
         precise = accumulator_dtype(values.device)
         shape = (values.shape[0], *values.shape[2:])
@@ -190,8 +258,8 @@ class Moments(Reduction):
         count = left[0] + right[0]
         apart = right[1] - left[1]
         share = right[0] / count.clamp_min(1)
-        spread_out = left[2] + right[2] + apart.square() * left[0] * share
-        return count, left[1] + apart * share, spread_out
+        squares = left[2] + right[2] + apart.square() * left[0] * share
+        return count, left[1] + apart * share, squares
 
     def pull(self, grads: Parts, joined: Parts, piece: Parts) -> Parts:
         count, mean, _ = grads
@@ -200,47 +268,104 @@ class Moments(Reduction):
         return count, moved, grads[2]
 
 
-STATISTICS: dict[str, Statistic] = {s.name: s for s in (Sum(), Max(), Min(), Softmax(), Moments())}
-REDUCTIONS: dict[str, Reduction] = {
-    name: s for name, s in STATISTICS.items() if isinstance(s, Reduction)
-}
+# ---- all fields of a state at once -------------------------------------------------------------
 
 
-def join(left: Statistics, right: Statistics) -> Statistics:
+def identity(fields: Fields, batch_size: int, device: torch.device) -> Statistics:
+    """The statistics of `batch_size` sets without elements."""
+    return {name: field.identity(batch_size, device) for name, field in fields.items()}
+
+
+def join(fields: Fields, left: Statistics, right: Statistics) -> Statistics:
     """The statistics of the union of disjoint sets, set by set."""
-    return {name: STATISTICS[name].join(parts, right[name]) for name, parts in left.items()}
+    return {n: field.statistic.join(left[n], right[n]) for n, field in fields.items()}
 
 
-def remove(left: Statistics, right: Statistics) -> Statistics:
+def remove(fields: Fields, left: Statistics, right: Statistics) -> Statistics:
     """The statistics of `left` without the elements of `right`, set by set."""
-    return {name: STATISTICS[name].remove(parts, right[name]) for name, parts in left.items()}
+    return {n: field.statistic.remove(left[n], right[n]) for n, field in fields.items()}
 
 
-def pull(grads: Statistics, joined: Statistics, piece: Statistics) -> Statistics:
+def pull(fields: Fields, grads: Statistics, joined: Statistics, piece: Statistics) -> Statistics:
     """The gradients of one piece of what was joined."""
+    return {n: f.statistic.pull(grads[n], joined[n], piece[n]) for n, f in fields.items()}
+
+
+def clear(fields: Fields, statistics: Statistics, where: Tensor) -> Statistics:
+    """Statistics in which the sets marked by `where` (B,) are exactly empty.
+
+    >>> clear({"sum": Field(Sum(), ())}, {"sum": (torch.tensor([1e-17, 2.0]),)}, torch.tensor([True, False]))
+    {'sum': (tensor([0., 2.]),)}
+    """
     return {
-        name: STATISTICS[name].pull(parts, joined[name], piece[name])
-        for name, parts in grads.items()
+        name: tuple(
+            part.masked_fill(spread(where, part), empty)
+            for part, empty in zip(statistics[name], field.statistic.empty, strict=True)
+        )
+        for name, field in fields.items()
     }
 
 
-def refuse_non_finite(found: Statistics) -> None:
-    """Raise if statistics are not finite; where an empty set is infinite, that is allowed."""
-    for name, parts in found.items():
-        for part, empty in zip(parts, STATISTICS[name].empty, strict=True):
+def check_finite(fields: Fields, statistics: Statistics) -> None:
+    """Raise NonFiniteError if a part is not finite; infinities of empty sets are allowed."""
+    for name, parts in statistics.items():
+        for part, empty in zip(parts, fields[name].statistic.empty, strict=True):
             shown = part if math.isfinite(empty) else torch.where(part == empty, 0, part)
             if not math.isfinite(shown.detach().sum().item()) and not bool(shown.isfinite().all()):
                 raise NonFiniteError(
-                    f"the elements are finite, but their {name} is not: they are too large, or the feature "
-                    "network makes NaN or infinity of them. The state is as it was."
+                    f"the elements are finite, but the field {name!r} of their state is not: the "
+                    "elements are too large, or the feature network returns NaN or infinity. The "
+                    "state is unchanged."
                 )
 
 
+def find_non_finite(fields: Fields, statistics: Statistics) -> Tensor:
+    """Which sets (B,) have a part that is not finite; infinities of empty sets are allowed."""
+    found = []
+    for name, parts in statistics.items():
+        for part, empty in zip(parts, fields[name].statistic.empty, strict=True):
+            found.append(~(part.isfinite() | (part == empty)).flatten(1).all(1))
+    return torch.stack(found).any(0)
+
+
+# ---- names in files ----------------------------------------------------------------------------
+
+
+def describe_fields(fields: Fields) -> dict[str, list[object]]:
+    """Fields as JSON: by name, the statistic and the shape.
+
+    >>> describe_fields({"sum": Field(Sum(), (4, 9))})
+    {'sum': ['Sum', [4, 9]]}
+    """
+    return {n: [_name_in_files(type(f.statistic)), list(f.shape)] for n, f in fields.items()}
+
+
+def fields_from(description: Mapping[str, Any]) -> dict[str, Field]:
+    """Fields from what `describe_fields` returned; imports nothing.
+
+    Raises:
+        FileError: a statistic is not defined in this process.
+    """
+    found = {}
+    for name, (statistic, shape) in description.items():
+        kind = _DEFINED.get(str(statistic))
+        if kind is None:
+            raise FileError(
+                f"the field {name!r} keeps the statistic {statistic}, which is not defined here: "
+                "import the module that defines it before you load the state."
+            )
+        found[name] = Field(kind(), tuple(shape))
+    return found
+
+
+# ---- helpers -----------------------------------------------------------------------------------
+
+
 def relative_to(peak: Tensor, logits: Tensor) -> Tensor:
-    """exp(logits - peak), with 0 where there is no logit at all: both are then -inf."""
+    """exp(logits - peak); 0 where both are -inf because there is no logit."""
     return torch.exp(logits - finite(peak))
 
 
 def spread(per_set: Tensor, like: Tensor) -> Tensor:
-    """Trailing dimensions of size 1 until `per_set` broadcasts against `like`."""
+    """Append dimensions of size 1 until `per_set` broadcasts against `like`."""
     return per_set.reshape(*per_set.shape, *(1,) * (like.dim() - per_set.dim()))

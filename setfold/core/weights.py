@@ -1,190 +1,207 @@
-"""Which weights shaped a state, told cheaply.
+"""Which weights shaped a state.
 
-Two states may be merged only if the same weights made both. Within a process that is told by the
-identity and version counters of the parameters, for next to nothing; across processes and days by
-a digest of them, which is computed when it is first asked for.
-
-What torch itself cannot see is not seen here either: writing through `parameter.data`.
+Two states may be merged only if the same weights produced both, and an encoder may only continue a
+state that its current weights produced. A `Weights` object is a copy of the weights at one moment.
+Comparing with the copy costs a few microseconds, and notices every change of a value, however it
+was made: by an optimizer, `load_state_dict`, `parameter.data` or a numpy array that shares memory.
+Across processes a digest of the copy takes its place.
 """
 
 from __future__ import annotations
 
+import ctypes
+import os
 import weakref
 from collections.abc import Iterable, Sequence
+from copy import copy
 from itertools import chain
+from operator import is_
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.autograd.graph import increment_version
+from torch import Tensor, nn
 from torch.nn import Module
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from setfold.core.persist import digest_of
 from setfold.errors import StateMismatchError
 
 UNKNOWN = "unknown"  # in place of a digest
-_current: weakref.WeakKeyDictionary[Module, Fingerprint] = weakref.WeakKeyDictionary()
+_latest: weakref.WeakKeyDictionary[Module, Weights] = weakref.WeakKeyDictionary()
+
+_memcmp = (ctypes.CDLL("msvcrt") if os.name == "nt" else ctypes.CDLL(None)).memcmp
+_memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+_memcmp.restype = ctypes.c_int
 
 
-def _note_fused_step(optimizer: Optimizer, *_: Any) -> None:
-    """Fused optimisers write to weights without a trace; leave the trace that others leave."""
-    for group in optimizer.param_groups:
-        if group.get("fused"):
-            increment_version([p for p in group["params"] if p.grad is not None])
-
-
-register_optimizer_step_post_hook(_note_fused_step)
-
-
-class Fingerprint:
+class Weights:
     """The weights of one encoder at one moment, or only their digest.
 
     Attributes:
-        dtype: of the first weight, which the elements must share; None where there is none.
+        dtype: dtype of the first weight, which the elements must share; None without weights.
+        kept: what the encoder derived from these weights and wants to use again. It is valid as
+            long as the weights are current.
     """
 
     __slots__ = (
-        "_children",
+        "_copies",
         "_digest",
-        "_homes",
+        "_modules",
         "_names",
         "_owner",
+        "_places",
+        "_settings",
         "_structure",
-        "_tensors",
-        "_versions",
+        "_values",
         "dtype",
+        "kept",
+        "tensors",
     )
 
     def __init__(self, owner: Module, modules: Sequence[Module]) -> None:
         self._owner: weakref.ref[Module] | None = weakref.ref(owner)
-        inner = _parts(modules)
-        # Nothing here may keep the encoder alive: parameters do not, modules are held weakly.
-        self._children = [
+        inner = _submodules(modules)
+        # Weak references to modules: a state must not keep its encoder alive.
+        self._modules = [
             (weakref.ref(parent), name, weakref.ref(child))
-            for parent in (owner, *inner)
+            for parent in dict.fromkeys((owner, *inner))
             for name, child in parent._modules.items()
             if child is not None and (parent is not owner or child in inner)
         ]
-        self._homes = [
-            (home, name, tensor)
-            for part in inner
-            for home in (part._parameters, part._buffers)
-            for name, tensor in home.items()
-            if tensor is not None
-        ]
-        self._names = tuple(f"{number}.{name}" for number, (_, name, _) in enumerate(self._homes))
-        self._tensors = tuple(tensor for _, _, tensor in self._homes)
-        self._versions = [version(tensor) for tensor in self._tensors]
+        homes = [(m, home) for m in inner for home in (m._parameters, m._buffers)]
+        found = [(h, n, t) for _, h in homes for n, t in h.items() if t is not None]
+        self._places = [(home, name) for home, name, _ in found]
+        self._names = [f"{number}.{name}" for number, (_, name, _) in enumerate(found)]
+        self.tensors: tuple[Tensor, ...] = tuple(tensor for _, _, tensor in found)
+        self._copies = [_Copy(tensor) for tensor in self.tensors]
+        settings = [(vars(m), name, value) for m in inner for name, value in _settings(m)]
+        self._settings = [(attributes, name) for attributes, name, _ in settings]
+        self._values = [copy(value) for _, _, value in settings]
         self._structure = _structure(inner)
         first = first_tensor(modules)
         self.dtype = None if first is None else first.dtype
         self._digest: str | None = None
+        self.kept: Any = None
 
     @classmethod
-    def from_digest(cls, digest: str | None) -> Fingerprint:
-        """What a state from a file has: no live encoder, only the digest of its weights."""
+    def from_digest(cls, digest: str) -> Weights:
+        """The weights of a state from a file: only their digest is known."""
         self = cls.__new__(cls)
-        self._owner, self.dtype = None, None
-        self._names, self._tensors = (), ()
-        self._children, self._homes, self._versions = [], [], []
-        self._structure, self._digest = "", digest
+        self._owner, self.dtype, self.kept, self.tensors = None, None, None, ()
+        self._digest = digest
         return self
 
     @classmethod
-    def unknown(cls) -> Fingerprint:
-        """What a state has that was made inside torch.compile, where weights cannot be told."""
+    def unknown(cls) -> Weights:
+        """The weights of a state that was made inside torch.compile, which cannot read them."""
         return cls.from_digest(UNKNOWN)
 
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """The weights themselves, as long as an encoder has them; none where only a digest is known."""
-        return self._tensors
+    def are_of(self, encoder: Module) -> bool:
+        """Whether these are the weights that this very encoder has now."""
+        return self._owner is not None and self._owner() is encoder and self.are_current()
 
-    def belongs_to(self, encoder: Module) -> bool:
-        """Whether this is the fingerprint of that very encoder, as it is now."""
-        return self._owner is not None and self._owner() is encoder and self.is_current()
+    def are_current(self) -> bool:
+        """Whether the encoder still has the same modules, settings, tensors and values.
 
-    def is_current(self) -> bool:
-        """Whether weights and modules are still what they were."""
-        for home, name, tensor in self._homes:
-            if home.get(name) is not tensor:
-                return False
-        for parent, name, child in self._children:
+        This runs in every update, so it is written for speed.
+        """
+        if not all(map(is_, [home.get(name) for home, name in self._places], self.tensors)):
+            return False
+        for parent, name, child in self._modules:
             module = parent()
             if module is None or module._modules.get(name) is not child():
                 return False
-        return self._weights_untouched()
-
-    def _weights_untouched(self) -> bool:
-        return [version(tensor) for tensor in self._tensors] == self._versions
+        if [attributes.get(name) for attributes, name in self._settings] != self._values:
+            return False
+        return all([kept.is_current() for kept in self._copies])  # a list is faster than a generator
 
     @property
     def digest(self) -> str:
-        """The digest of the weights, the same in every process for the same weights."""
+        """The digest of the weights: equal weights have equal digests in every process."""
         if self._digest == UNKNOWN:
             raise StateMismatchError(
-                "a state that was made inside torch.compile does not know its weights: make states "
-                "outside, and compile the encoder's forward."
+                "a state that was made inside torch.compile does not know its weights: create "
+                "states outside, and compile the encoder's forward."
             )
         if self._digest is None:
-            if not self._weights_untouched():
-                raise StateMismatchError(
-                    "the encoder's weights have changed since this state was begun, so which weights "
-                    "shaped it can no longer be told. Save or merge states before the next optimiser "
-                    "step, or make them under torch.no_grad(). (BatchNorm in training mode changes with "
-                    "every chunk: call model.eval().)"
-                )
-            named = dict(zip(self._names, self._tensors, strict=True))
-            self._digest = digest_of(named, self._structure)
+            values = (kept.values for kept in self._copies)
+            self._digest = digest_of(dict(zip(self._names, values, strict=True)), self._structure)
         return self._digest
 
-    def matches(self, other: Fingerprint) -> bool:
-        """Whether both are of the same weights."""
+    def match(self, other: Weights) -> bool:
+        """Whether both are the same weights."""
         return self is other or self.digest == other.digest
 
-    def surely_matches(self, other: Fingerprint) -> bool:
-        """Whether both are of the same weights, and that can be told."""
-        try:
-            return self.matches(other)
-        except StateMismatchError:
-            return False
-
     def __reduce__(self) -> tuple[object, ...]:
-        return Fingerprint.from_digest, (self.digest,)
+        return Weights.from_digest, (self.digest,)
 
-    def __deepcopy__(self, memo: object) -> Fingerprint:
+    def __deepcopy__(self, memo: object) -> Weights:
         return self
 
 
-def fingerprint_of(encoder: Module, modules: Sequence[Module]) -> Fingerprint:
-    """The fingerprint of an encoder as it is now; the same object while nothing changes.
+class _Copy:
+    """A copy of a tensor's values, to notice that they changed."""
+
+    __slots__ = ("_fast", "_tensor", "values")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.values = tensor.detach().clone()
+        self._tensor = tensor
+        self._fast: tuple[int, int, int] | None = None  # addresses of both, and the size in bytes
+        plain = type(tensor) in (Tensor, nn.Parameter) and tensor.device.type == "cpu"
+        if plain and tensor.is_contiguous() and not _is_wrapped(tensor):
+            self._fast = tensor.data_ptr(), self.values.data_ptr(), tensor.nbytes
+
+    def is_current(self) -> bool:
+        fast, tensor = self._fast, self._tensor
+        if fast is not None and tensor.data_ptr() == fast[0]:
+            # libc's memcmp: torch.equal takes three to five times as long
+            return tensor.is_contiguous() and tensor.nbytes == fast[2] and not _memcmp(*fast)
+        if tensor.dtype != self.values.dtype or tensor.device != self.values.device:
+            return False
+        return tensor.is_meta or torch.equal(tensor, self.values)
+
+
+def weights_of(encoder: Module, modules: Sequence[Module]) -> Weights:
+    """The weights of an encoder as they are now; the same object as long as nothing changes.
 
     Args:
-        encoder: whose it is.
-        modules: those whose structure, parameters and buffers shape the state.
+        encoder: the encoder.
+        modules: those of its modules whose structure, parameters and buffers shape the state.
     """
-    found = _current.get(encoder)
-    if found is None or not found.is_current() or found._structure != _structure(_parts(modules)):
-        found = _current[encoder] = Fingerprint(encoder, modules)
-    if not torch.is_grad_enabled():
-        found.digest  # noqa: B018  # now, while the weights are what they are; hashed once per change
+    found = current_weights(encoder)
+    if found is None:
+        found = _latest[encoder] = Weights(encoder, modules)
     return found
 
 
+def current_weights(encoder: Module) -> Weights | None:
+    """The weights that were last asked for, if the encoder still has them; else None."""
+    found = _latest.get(encoder)
+    return found if found is not None and found.are_current() else None
+
+
 def first_tensor(modules: Iterable[Module]) -> Tensor | None:
-    """The first floating-point weight; what meets the elements comes first."""
+    """The first floating-point weight: that of the module that sees the elements first."""
     tensors = (t for m in modules for t in chain(m.parameters(), m.buffers()))
     return next((t for t in tensors if t.is_floating_point()), None)
 
 
-def _parts(modules: Iterable[Module]) -> list[Module]:
-    """All modules within some, one that is used twice twice: a copy may not share it."""
+def can_be_kept(tensors: Iterable[Tensor]) -> bool:
+    """Whether all are ordinary tensors, not stand-ins of a function transform or a tracer."""
+    return all(type(t) in (Tensor, nn.Parameter) and not _is_wrapped(t) for t in tensors)
+
+
+def _is_wrapped(tensor: Tensor) -> bool:
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+
+
+def _submodules(modules: Iterable[Module]) -> list[Module]:
+    """All modules within some; one that is used twice is listed twice, as a copy may not share it."""
     return [p for m in modules for _, p in m.named_modules(remove_duplicate=False)]
 
 
 def _structure(parts: Iterable[Module]) -> str:
-    """What modules are beside their weights, in words: their classes and plain attributes."""
+    """Classes and plain attributes of modules, as text."""
     return "\n".join(f"{type(part).__qualname__} {_settings(part)}" for part in parts)
 
 
@@ -197,14 +214,14 @@ def _settings(module: Module) -> list[tuple[str, object]]:
 
 
 def _is_plain(value: object) -> bool:
-    """Whether a value reads the same in every process."""
+    """Whether a value prints the same in every process."""
     if isinstance(value, tuple | list):
         return all(_is_plain(item) for item in value)
     return isinstance(value, bool | int | float | str)
 
 
 def version(tensor: Tensor) -> tuple[int, int]:
-    """Changes when a tensor is written to or its storage is exchanged."""
+    """Changes when a tensor is written to or its storage is exchanged, except through `.data`."""
     try:
         return tensor.data_ptr(), tensor._version
     except RuntimeError:  # made in inference mode, or a stand-in of a function transform

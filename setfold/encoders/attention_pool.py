@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from setfold.core.arguments import refuse_sizes, refuse_uneven
 from setfold.core.encoder import StreamingSetEncoder
-from setfold.core.readout import ATTENTION, Count, read
+from setfold.core.inputs import check_heads, check_sizes
+from setfold.core.readout import Count, weighted_mean_of
 from setfold.core.state import SetState
-from setfold.core.statistic import STATISTICS, Statistics, spread
+from setfold.core.statistic import Field, Fields, Softmax, Statistics, spread
 from setfold.errors import InputError, NonFiniteError
 from setfold.kernels.precision import without_autocast
 from setfold.kernels.scores import GatedScores, Scores, folded_heads, projected_heads
@@ -25,19 +25,17 @@ class SoftmaxPool(StreamingSetEncoder):
         m_j = max_i l_ij     T_j = sum_i exp(l_ij - m_j) [x_i, 1]     mean_j = T_j / T_j's last
 
     Two states join by rescaling both to the larger peak, so that logits of any size are safe.
-    Subclasses say how many logits there are, head by head, what they are (`scores`) and what becomes of the means (`conclude`).
+    Subclasses define the number of logits, head by head, the logits (`scores`) and the encoding
+    (`conclude`).
     """
 
     dim_in: int
     num_logits: int
     num_heads: int = 1
-    aggregates = (ATTENTION,)
-    defers = True
-    sums_show_all = True
 
     @abstractmethod
     def scores(self) -> Scores:
-        """What turns an element into its logits."""
+        """The function that maps an element to its logits."""
 
     @abstractmethod
     def conclude(self, means: Tensor) -> Tensor:
@@ -51,48 +49,46 @@ class SoftmaxPool(StreamingSetEncoder):
         with without_autocast(self._like.device):
             return self.scores()
 
-    def identity(self, batch_size: int, frame: tuple[Tensor, ...]) -> Statistics:
-        peak = (batch_size, self.num_logits)
-        sums = (*peak, self.dim_in + 1)
-        return {"softmax": STATISTICS["softmax"].identity(peak, sums, device=self._like.device)}
+    def fields(self, frame: tuple[Tensor, ...]) -> Fields:
+        return {"softmax": Field(Softmax(), (self.num_logits, self.dim_in + 1))}
 
     def absorb(self, elements: Tensor, mask: Tensor | None, prepared: Scores) -> Statistics:
         elements = elements.to(prepared[0].dtype)  # features may come out of autocast
         with without_autocast(elements.device):
             peak, sums = softmax_sums(elements, mask, prepared)
-        _refuse_hopeless(peak, mask)
+        _check_logits(peak, mask)
         return {"softmax": (peak, sums)}
 
-    def finish(self, statistics: Statistics, count: Count, frame: tuple[Tensor, ...]) -> Tensor:
+    def finish(self, statistics: Statistics, count: Count, prepared: Scores) -> Tensor:
         _, sums = statistics["softmax"]
-        means = read(self.aggregates, {"softmax": sums[..., :-1]}, count, sums[..., -1])
+        means = weighted_mean_of(sums[..., :-1], sums[..., -1])
         with without_autocast(means.device):
             encoding = self.conclude(means)
         if isinstance(count, Tensor):
             encoding = torch.where(spread(count > 0, encoding), encoding, 0)
         return encoding.to(self._like.dtype)
 
-    def weigh(self, elements: Tensor, state: SetState) -> Tensor:
+    def weigh(self, elements: Tensor, state: SetState, prepared: Scores) -> Tensor:
         if not bool((state.count > 0).all()):
             raise InputError(
-                "weights over elements need a state that has seen all of them; got an empty one."
+                "weights over elements need a state that has seen all elements; got an empty one."
             )
         peak, sums = state.statistics["softmax"]
-        logits = self.prepared_for(state).logits(elements)
+        logits = prepared.logits(elements)
         mass = sums[..., -1].clamp_min(1).unsqueeze(1)  # the peak itself adds 1
         weights = (exponentials(logits, peak.to(logits.dtype)) / mass).to(logits.dtype)
         return weights.unflatten(-1, (self.num_heads, -1)).mean(-2)  # (B, n, K)
 
 
-def _refuse_hopeless(peak: Tensor, mask: Tensor | None) -> None:
-    """Raise if a set has elements and no finite logit: it would pass for an empty set."""
+def _check_logits(peak: Tensor, mask: Tensor | None) -> None:
+    """Raise NonFiniteError if a set with elements has no finite logit: it would look empty."""
     if torch.compiler.is_compiling() or peak.is_meta:
         return
     lost = (peak == -torch.inf).any(1)
     if bool((lost if mask is None else lost & mask.any(1)).any()):
         raise NonFiniteError(
             "the elements are finite, but their logits are not: the elements are too large. The "
-            "state is as it was."
+            "state is unchanged."
         )
 
 
@@ -123,8 +119,8 @@ class AttentionPool(SoftmaxPool):
         self, dim_in: int, num_queries: int, dim_out: int, num_heads: int = 1, bias: bool = True
     ) -> None:
         super().__init__()
-        refuse_sizes(dim_in=dim_in, num_queries=num_queries, dim_out=dim_out, num_heads=num_heads)
-        refuse_uneven(num_heads, dim_out=dim_out)
+        check_sizes(dim_in=dim_in, num_queries=num_queries, dim_out=dim_out, num_heads=num_heads)
+        check_heads(num_heads, dim_out=dim_out)
         self.dim_in = dim_in
         self.num_queries = num_queries
         self.dim_out = dim_out
@@ -174,7 +170,7 @@ class GatedAttentionPool(SoftmaxPool):
         bias: bool = True,
     ) -> None:
         super().__init__()
-        refuse_sizes(dim_in=dim_in, dim_hidden=dim_hidden, num_branches=num_branches)
+        check_sizes(dim_in=dim_in, dim_hidden=dim_hidden, num_branches=num_branches)
         self.dim_in = dim_in
         self.dim_hidden = dim_hidden
         self.num_branches = num_branches

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from setfold.core.arguments import refuse_other_than, refuse_sizes
+from setfold.core.inputs import check_choice, check_sizes
 from setfold.core.passes import Layer, LayeredSetEncoder
 from setfold.encoders.deep_sets import Pool
 from setfold.errors import InputError
@@ -40,8 +40,8 @@ class EquivariantLayer(Layer):
         shared: bool = True,
         activation: nn.Module | None = None,
     ) -> None:
-        refuse_sizes(dim_in=dim_in, dim_out=dim_out)
-        refuse_other_than(SUBTRACTED, subtract=subtract)
+        check_sizes(dim_in=dim_in, dim_out=dim_out)
+        check_choice(SUBTRACTED, subtract=subtract)
         activation = nn.Tanh() if activation is None else activation
         super().__init__(Pool(dim_in, subtract), _Subtract(dim_in, dim_out, shared, activation))
         self.dim_in = dim_in

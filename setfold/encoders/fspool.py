@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
-from setfold.core.arguments import refuse_sizes
+from setfold.core.inputs import check_sizes
 from setfold.core.whole import WholeSetEncoder
 from setfold.kernels.precision import accumulator_dtype
 
@@ -43,7 +43,7 @@ class FSPool(WholeSetEncoder):
 
     def __init__(self, dim_in: int, num_pieces: int = 20) -> None:
         super().__init__()
-        refuse_sizes(dim_in=dim_in, num_pieces=num_pieces)
+        check_sizes(dim_in=dim_in, num_pieces=num_pieces)
         self.dim_in = dim_in
         self.num_pieces = num_pieces
         self.values = nn.Parameter(torch.randn(num_pieces + 1, dim_in))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from setfold.core.arguments import refuse_sizes
+from setfold.core.inputs import check_sizes
 from setfold.core.whole import WholeSetEncoder
 from setfold.errors import InputError
 from setfold.kernels.precision import accumulator_dtype
@@ -70,11 +70,11 @@ class JanossyPool(WholeSetEncoder):
         super().__init__()
         if not isinstance(function, nn.Module):
             raise InputError(f"function must be a torch.nn.Module; got {function!r}.")
-        refuse_sizes(dim_in=dim_in)
+        check_sizes(dim_in=dim_in)
         if arity is not None:
-            refuse_sizes(arity=arity)
+            check_sizes(arity=arity)
         if num_samples is not None:
-            refuse_sizes(num_samples=num_samples)
+            check_sizes(num_samples=num_samples)
         if arity is None and num_samples is None:
             raise InputError(
                 "whole permutations (arity=None) are too many to visit them all: say with num_samples "

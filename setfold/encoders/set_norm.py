@@ -1,4 +1,4 @@
-"""Normalisation by the statistics of the set itself."""
+"""Normalization by the statistics of the set itself."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from setfold.core.arguments import refuse_other_than, refuse_sizes
 from setfold.core.encoder import StreamingSetEncoder
+from setfold.core.inputs import check_choice, check_sizes
 from setfold.core.passes import Layer
-from setfold.core.readout import VARIANCE, Count, read
-from setfold.core.statistic import REDUCTIONS, Statistics
+from setfold.core.readout import Count, mean_of
+from setfold.core.statistic import CentralMoments, Field, Fields, Statistics
 
 STATISTICS_OF = ("feature", "set")
 
@@ -21,7 +21,7 @@ class Moments(StreamingSetEncoder):
 
         mean = sum_i x_i / n          variance = sum_i (x_i - mean)^2 / n
 
-    Count, mean and squared distances are kept, and joined without cancellation.
+    The state keeps count, mean and squared distances, which join without cancellation.
 
     Args:
         dim_in: width d of the elements.
@@ -33,31 +33,26 @@ class Moments(StreamingSetEncoder):
 
     dim_in: int
     like: Tensor
-    aggregates = (VARIANCE,)
-    defers = True
-    sums_show_all = True
 
     def __init__(self, dim_in: int) -> None:
         super().__init__()
-        refuse_sizes(dim_in=dim_in)
+        check_sizes(dim_in=dim_in)
         self.dim_in = dim_in
-        # Remembers device and dtype, which a module without parameters would not.
+        # An empty buffer that has the device and dtype, as there are no parameters.
         self.register_buffer("like", torch.empty(0), persistent=False)
 
     def extra_repr(self) -> str:
         return f"dim_in={self.dim_in}"
 
-    def identity(self, batch_size: int, frame: tuple[Tensor, ...]) -> Statistics:
-        shapes = [(batch_size, self.dim_in)] * 3
-        return {"moments": REDUCTIONS["moments"].identity(*shapes, device=self.like.device)}
+    def fields(self, frame: tuple[Tensor, ...]) -> Fields:
+        return {"moments": Field(CentralMoments(), (self.dim_in,))}
 
     def absorb(self, elements: Tensor, mask: Tensor | None, prepared: Any) -> Statistics:
-        return {"moments": REDUCTIONS["moments"].absorb(elements, mask)}
+        return {"moments": CentralMoments().absorb(elements, mask)}
 
-    def finish(self, statistics: Statistics, count: Count, frame: tuple[Tensor, ...]) -> Tensor:
+    def finish(self, statistics: Statistics, count: Count, prepared: Any) -> Tensor:
         _, mean, squares = statistics["moments"]
-        variance = read(self.aggregates, {"moments": squares}, count, None)
-        return torch.stack([mean, variance], 1).to(self.like.dtype)
+        return torch.stack([mean, mean_of(squares, count)], 1).to(self.like.dtype)
 
 
 class SetNorm(Layer):
@@ -79,8 +74,8 @@ class SetNorm(Layer):
     """
 
     def __init__(self, dim: int, over: str = "feature", epsilon: float = 1e-5) -> None:
-        refuse_sizes(dim=dim)
-        refuse_other_than(STATISTICS_OF, over=over)
+        check_sizes(dim=dim)
+        check_choice(STATISTICS_OF, over=over)
         super().__init__(Moments(dim), _Normalise(dim, over, epsilon))
         self.dim = self.dim_out = dim
         self.over = over
@@ -91,7 +86,7 @@ class SetNorm(Layer):
 
 
 class _Normalise(nn.Module):
-    """The half of the layer that looks at what was pooled."""
+    """Normalizes elements with the pooled moments."""
 
     def __init__(self, dim: int, over: str, epsilon: float) -> None:
         super().__init__()

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from setfold.core.arguments import refuse_sizes, refuse_uneven
 from setfold.core.composition import Composition
 from setfold.core.encoder import StreamingSetEncoder
+from setfold.core.inputs import check_heads, check_sizes
 from setfold.core.passes import Layer, LayeredSetEncoder, pooled
 from setfold.core.whole import WholeSetEncoder
 from setfold.encoders.attention_pool import SoftmaxPool
@@ -38,8 +38,8 @@ class MAB(nn.Module):
 
     def __init__(self, dim: int, num_heads: int, layer_norm: bool = True) -> None:
         super().__init__()
-        refuse_sizes(dim=dim, num_heads=num_heads)
-        refuse_uneven(num_heads, dim=dim)
+        check_sizes(dim=dim, num_heads=num_heads)
+        check_heads(num_heads, dim=dim)
         self.dim = dim
         self.num_heads = num_heads
         self.layer_norm = layer_norm
@@ -119,7 +119,7 @@ class SeedAttention(SoftmaxPool):
 
     def __init__(self, dim: int, num_seeds: int, num_heads: int, layer_norm: bool = True) -> None:
         super().__init__()
-        refuse_sizes(num_seeds=num_seeds)
+        check_sizes(num_seeds=num_seeds)
         self.block = MAB(dim, num_heads, layer_norm)
         self.seeds = nn.Parameter(nn.init.xavier_uniform_(torch.empty(num_seeds, dim)))
         self.dim = self.dim_in = dim
@@ -158,7 +158,7 @@ class ISAB(Layer):
     def __init__(
         self, dim: int, num_inducing: int, num_heads: int, layer_norm: bool = True
     ) -> None:
-        refuse_sizes(num_inducing=num_inducing)
+        check_sizes(num_inducing=num_inducing)
         pool = SeedAttention(dim, num_inducing, num_heads, layer_norm)
         super().__init__(pool, MAB(dim, num_heads, layer_norm))
         self.dim = self.dim_out = dim
@@ -229,7 +229,7 @@ class SetTransformer(LayeredSetEncoder):
         layer_norm: bool = True,
         head: nn.Module | None = None,
     ) -> None:
-        refuse_sizes(dim_in=dim_in, dim=dim, num_layers=num_layers)
+        check_sizes(dim_in=dim_in, dim=dim, num_layers=num_layers)
         layers = [ISAB(dim, num_inducing, num_heads, layer_norm) for _ in range(num_layers)]
         pool = _decoder(dim, num_seeds, num_heads, num_decoder_layers, layer_norm)
         super().__init__(layers, pool, features=nn.Linear(dim_in, dim), head=head)
@@ -274,7 +274,7 @@ class FullSetTransformer(WholeSetEncoder):
         head: nn.Module | None = None,
     ) -> None:
         super().__init__()
-        refuse_sizes(dim_in=dim_in, dim=dim, num_layers=num_layers)
+        check_sizes(dim_in=dim_in, dim=dim, num_layers=num_layers)
         self.dim_in = dim_in
         self.dim = dim
         self.num_heads = num_heads

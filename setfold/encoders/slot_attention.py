@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from torch import Tensor, nn
 
-from setfold.core.arguments import refuse_sizes
+from setfold.core.absorb import Arrivals, Groups
 from setfold.core.composition import Composition, apply_features
 from setfold.core.encoder import StreamingSetEncoder
+from setfold.core.inputs import check_sizes
 from setfold.core.passes import MultiPassSetEncoder
 from setfold.core.readout import Count
 from setfold.core.state import SetState
 from setfold.core.statistic import Statistics
-from setfold.encoders.slot_set import SlotSetEncoder
+from setfold.encoders.slot_set import Prepared, SlotSetEncoder
 
 
 class SlotAttention(MultiPassSetEncoder):
@@ -55,8 +58,8 @@ class SlotAttention(MultiPassSetEncoder):
         dim_hidden: int = 128,
     ) -> None:
         super().__init__()
-        refuse_sizes(dim_in=dim_in, num_slots=num_slots, dim=dim)
-        refuse_sizes(num_iterations=num_iterations, dim_hidden=dim_hidden)
+        check_sizes(dim_in=dim_in, num_slots=num_slots, dim=dim)
+        check_sizes(num_iterations=num_iterations, dim_hidden=dim_hidden)
         self.dim_in = dim_in
         self.dim = dim
         self.num_iterations = self.passes = num_iterations
@@ -108,17 +111,38 @@ class SlotAttention(MultiPassSetEncoder):
         return refined + self.mlp(self.norm_hidden(refined))
 
 
+class _Slots(NamedTuple):
+    """What the encoder of an iteration prepared, and the slots (1, K, h) or (B, K, h)."""
+
+    encoder: Prepared
+    slots: Tensor
+
+
 class _Iteration(Composition):
-    """One iteration as a fold, whose readout is the slots of the next."""
+    """One iteration as a fold. Its readout is the slots of the next iteration."""
 
     def __init__(self, owner: SlotAttention) -> None:
         super().__init__(owner.attention, features=owner.norm_input)
         self.owner = owner
         self.dim_in = owner.dim_in
 
-    def finish(self, statistics: Statistics, count: Count, frame: tuple[Tensor, ...]) -> Tensor:
-        readings = self.encoder.finish(statistics, count, frame)
-        return self.owner.refine(frame[0].expand(readings.shape[0], -1, -1), readings)
+    def prepare(self, frame: tuple[Tensor, ...]) -> _Slots:
+        return _Slots(self.encoder.prepare(frame), frame[0])
+
+    def absorb(self, elements: Tensor, mask: Tensor | None, prepared: _Slots) -> Statistics:
+        return self.encoder.absorb(elements, mask, prepared.encoder)
+
+    def absorb_for_gradients(
+        self, elements: Tensor, mask: Tensor | None, prepared: _Slots
+    ) -> Statistics:
+        return self.encoder.absorb_for_gradients(elements, mask, prepared.encoder)
+
+    def absorb_groups(self, elements: Tensor, groups: Groups, prepared: _Slots) -> Arrivals | None:
+        return self.encoder.absorb_groups(elements, groups, prepared.encoder)
+
+    def finish(self, statistics: Statistics, count: Count, prepared: _Slots) -> Tensor:
+        readings = self.encoder.finish(statistics, count, prepared.encoder)
+        return self.owner.refine(prepared.slots.expand(readings.shape[0], -1, -1), readings)
 
     def shaping_modules(self) -> tuple[nn.Module, ...]:
         return (self.owner.norm_input, self.owner.attention)

@@ -12,40 +12,41 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize, pad
 
 from setfold.core.absorb import Arrivals, Groups
-from setfold.core.arguments import refuse_other_than, refuse_sizes
 from setfold.core.encoder import StreamingSetEncoder
-from setfold.core.readout import Count, parse_aggregates, read, statistics_of
+from setfold.core.inputs import check_choice, check_sizes
+from setfold.core.readout import FIELDS, Count, fields_of, parse_aggregates, read
 from setfold.core.state import SetState
-from setfold.core.statistic import STATISTICS, Statistics
+from setfold.core.statistic import Field, Fields, Statistics
 from setfold.errors import CancelledAttentionWarning, InputError
 from setfold.kernels.extrema import slot_extrema
 from setfold.kernels.precision import without_autocast
 from setfold.kernels.scores import ATTENTIONS, CosineScores, FoldedScores, KeyScores, Scores, weigh
-from setfold.kernels.sums import ragged_sums, slot_sums
+from setfold.kernels.sums import project_sums, ragged_sums, slot_sums
 
 SLOTS = ("random", "learned")
 SIMILARITIES = ("dot", "cosine")
-INITIAL_TEMPERATURE = 3.0  # of the cosine similarity: sharp enough for slots to part ways
+INITIAL_TEMPERATURE = 3.0  # of the cosine similarity: sharp enough for slots to specialize
 SEEDS = 2**31
 
 
 class Prepared(NamedTuple):
-    """What absorbing needs of the slots and the weights."""
+    """What absorbing and reading out need of the slots and the weights."""
 
     scores: Scores
-    projection: tuple[Tensor, Tensor | None]
+    projection: tuple[Tensor, Tensor | None]  # weight and bias of the values
+    values: Tensor | None  # (d + 1, d_out), for sums of elements [x, 1]; None for sums of values
 
 
 class SlotSetEncoder(StreamingSetEncoder):
-    """Pools a set into K slots by attention that each element pays to the slots alone.
+    """Pools a set into K slots. Each element distributes its weight over the slots by attention.
 
     With slots S (K, h), q = to_query(norm(S)), k_i = to_key(x_i), v_i = to_value(x_i):
 
         a_ij = sigmoid(k_i . q_j / sqrt(d_out)) + 1e-8     W_ij = a_ij / sum_l a_il     c_ij = W_ij v_i
 
-    and slot j reads the aggregate of c_ij over the elements i. The weights of an element depend
-    on that element and the slots only, which is what makes this a fold. They sum to 1 over the
-    slots, so keep slots apart afterwards: summing or averaging them makes attention cancel.
+    and slot j holds the aggregate of c_ij over the elements i. The weights of an element depend
+    on that element and the slots only, so the encoder is a fold. They sum to 1 over the slots, so
+    keep the slots separate afterwards: if they are summed or averaged, attention cancels.
 
     Args:
         dim_in: width d of the elements.
@@ -54,13 +55,13 @@ class SlotSetEncoder(StreamingSetEncoder):
         dim_out: width d_out of keys, queries and values.
         aggregate: "sum", "mean", "max" or "min" of the contributions; "weighted_mean" for
             sum_i W_ij v_i / sum_i W_ij; "mass" for the mean weight of each slot; or a list of
-            them, read side by side.
+            them, concatenated.
         slots: "random", drawn from a learned mean and deviation that all slots share, so that K
             may change at test time; or "learned".
-        bias: whether the three projections have one.
+        bias: whether the three projections have a bias.
         attention: "sigmoid" as in the paper, or "softmax" over slots.
         similarity: "dot" as in the paper, or "cosine" of layer-normalised keys and unit queries
-            with a learned temperature and a bias that each slot brings along.
+            with a learned temperature and a bias for each slot.
 
     >>> encoder = SlotSetEncoder(dim_in=3, num_slots=4, dim_slot=8, dim_out=16).eval()
     >>> state = encoder.initial_state(batch_size=2)
@@ -72,7 +73,6 @@ class SlotSetEncoder(StreamingSetEncoder):
 
     dim_in: int
     slot_axis = 1
-    defers = True
     slot_noise: Tensor
     slot_seed: Tensor
 
@@ -89,10 +89,10 @@ class SlotSetEncoder(StreamingSetEncoder):
         similarity: str = "dot",
     ) -> None:
         super().__init__()
-        refuse_sizes(dim_in=dim_in, num_slots=num_slots, dim_slot=dim_slot, dim_out=dim_out)
-        refuse_other_than(SLOTS, slots=slots)
-        refuse_other_than(ATTENTIONS, attention=attention)
-        refuse_other_than(SIMILARITIES, similarity=similarity)
+        check_sizes(dim_in=dim_in, num_slots=num_slots, dim_slot=dim_slot, dim_out=dim_out)
+        check_choice(SLOTS, slots=slots)
+        check_choice(ATTENTIONS, attention=attention)
+        check_choice(SIMILARITIES, similarity=similarity)
         self.dim_in = dim_in
         self.num_slots = num_slots
         self.dim_slot = dim_slot
@@ -106,17 +106,16 @@ class SlotSetEncoder(StreamingSetEncoder):
         self.slot_dims = (dim_slot,)
         self.slots_cancel = all(a.cancels for a in self.aggregates)
         self.reads_mass = any(a.needs_mass for a in self.aggregates)
-        self.statistic_names = statistics_of(self.aggregates)
-        self.sums_show_all = "sum" in self.statistic_names  # every element enters with a weight
-        self.own_slots_at_once = self.statistic_names == ("sum",) and similarity == "dot"
-        # Whether it is cheaper to sum elements and project the sums than to sum projected values.
+        self.field_names = fields_of(self.aggregates)
+        self.batched_slots = self.field_names == ("sum",) and similarity == "dot"
+        # Whether summing elements and projecting the sums is cheaper than summing projected values.
         self.folded = dim_in * num_slots <= dim_out * (dim_in + num_slots)
         self._make_parameters()
         if num_slots == 1:
             warnings.warn(
-                "with one slot attention cancels: every element gives it weight 1, so slots, queries "
+                "attention cancels with one slot: every element has weight 1, so slots, queries "
                 "and keys have no effect and get no gradient. Use num_slots > 1 and keep the slots "
-                "apart, or DeepSets, which says what it does.",
+                "separate, or use DeepSets.",
                 CancelledAttentionWarning,
                 stacklevel=2,
             )
@@ -141,7 +140,7 @@ class SlotSetEncoder(StreamingSetEncoder):
 
     @property
     def dim_readout(self) -> int:
-        """The width of the readout (B, K, dim_readout): all aggregates side by side."""
+        """The width of the readout (B, K, dim_readout): all aggregates, concatenated."""
         return sum(a.width or self.dim_out for a in self.aggregates)
 
     def extra_repr(self) -> str:
@@ -153,6 +152,10 @@ class SlotSetEncoder(StreamingSetEncoder):
 
     # ---- slots -------------------------------------------------------------------------------
 
+    @property
+    def draws_slots(self) -> bool:
+        return self.slots == "random"
+
     def draw_frame(
         self, num_slots: int | None, generator: torch.Generator | None
     ) -> tuple[Tensor, ...]:
@@ -160,10 +163,10 @@ class SlotSetEncoder(StreamingSetEncoder):
         if self.slots == "learned":
             if num_slots not in (None, self.num_slots) or generator is not None:
                 raise InputError(
-                    f"learned slots are {self.num_slots} and are not drawn: leave num_slots and "
-                    'generator out, or make the encoder with slots="random".'
+                    f"the {self.num_slots} learned slots are not drawn: leave num_slots and "
+                    'generator out, or use slots="random".'
                 )
-            return (self.slot_values.unsqueeze(0).clone(),)  # a step must not change a state
+            return (self.slot_values.unsqueeze(0).clone(),)  # no optimizer may change a state
         num_slots = self.num_slots if num_slots is None else num_slots
         if num_slots < 1:
             raise InputError(f"num_slots must be 1 or more; got {num_slots}.")
@@ -184,28 +187,40 @@ class SlotSetEncoder(StreamingSetEncoder):
         return _evaluation_noise(int(self.slot_seed), *shape).to(like)
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        """The noise of evaluation follows from the seed, so it is drawn again with a loaded one."""
+        """Load weights, then draw the evaluation noise again, as it follows from the seed."""
         super()._load_from_state_dict(*args, **kwargs)
         if self.slots == "random":
             self.slot_noise = self._seeded_bits().to(self.slot_noise.device)
 
     def resize(self, num_slots: int) -> None:
-        """Draw another number of random slots from now on, in evaluation too the same everywhere."""
-        refuse_sizes(num_slots=num_slots)
+        """Change the number of random slots that are drawn from now on."""
+        check_sizes(num_slots=num_slots)
         self.num_slots = num_slots
         self.slot_noise = self._seeded_bits().to(self.slot_noise.device)
 
     def _seeded_bits(self) -> Tensor:
-        """The noise of evaluation as the bits of its floats: a cast of the model must not touch it."""
+        """The evaluation noise as the bits of its floats, which a cast of the model leaves alone."""
         noise = _evaluation_noise(int(self.slot_seed), self.num_slots, self.dim_slot)
         return noise.view(torch.int32)
 
     # ---- the fold ----------------------------------------------------------------------------
 
+    def fields(self, frame: tuple[Tensor, ...]) -> Fields:
+        num_slots = frame[0].shape[1]
+        summed = self.dim_in if self.folded else self.dim_out
+        widths = {
+            "sum": summed + 1,  # the weighted sum and, last, the sum of the weights
+            "max": self.dim_out,
+            "min": self.dim_out,
+        }
+        return {name: Field(FIELDS[name], (num_slots, widths[name])) for name in self.field_names}
+
     def prepare(self, frame: tuple[Tensor, ...]) -> Prepared:
         with without_autocast(frame[0].device):
             slots = self.norm(frame[0][0] if frame[0].shape[0] == 1 else frame[0])  # (K, h)
-            return Prepared(self._scores(slots), (self.to_value.weight, self.to_value.bias))
+            values = _augmented(self.to_value).t() if self.folded else None
+            projection = (self.to_value.weight, self.to_value.bias)
+            return Prepared(self._scores(slots), projection, values)
 
     def _scores(self, slots: Tensor) -> Scores:
         query = self.to_query(slots)  # (K, d_out)
@@ -219,33 +234,41 @@ class SlotSetEncoder(StreamingSetEncoder):
             return KeyScores(weight, bias, query)
         return FoldedScores(_augmented(self.to_key).t() @ query.mT)
 
-    def identity(self, batch_size: int, frame: tuple[Tensor, ...]) -> Statistics:
-        slots = frame[0]
-        held = (batch_size, slots.shape[1])
-        summed = self.dim_in if self.folded else self.dim_out
-        shapes = {
-            "sum": (*held, summed + 1),  # the weighted sum and, last, the sum of the weights
-            "max": (*held, self.dim_out),
-            "min": (*held, self.dim_out),
-        }
-        return {
-            name: STATISTICS[name].identity(shapes[name], device=slots.device)
-            for name in self.statistic_names
-        }
-
     def absorb(self, elements: Tensor, mask: Tensor | None, prepared: Prepared) -> Statistics:
-        scores, projection = prepared
-        elements = elements.to(projection[0].dtype)  # features may come out of autocast
+        return self._absorb(elements, mask, prepared, gradients_only=False)
+
+    def absorb_for_gradients(
+        self, elements: Tensor, mask: Tensor | None, prepared: Prepared
+    ) -> Statistics:
+        return self._absorb(elements, mask, prepared, gradients_only=True)
+
+    def _absorb(
+        self, elements: Tensor, mask: Tensor | None, prepared: Prepared, gradients_only: bool
+    ) -> Statistics:
+        scores, projection, _ = prepared
+        if elements.dtype != projection[0].dtype:  # features may have run under autocast
+            elements = elements.to(projection[0].dtype)
+        found: Statistics = {}
         with without_autocast(elements.device):
-            return {
-                name: (self._absorb_into(name, elements, mask, scores, projection),)
-                for name in self.statistic_names
-            }
+            for name in self.field_names:
+                if name == "sum":
+                    values = None if self.folded else projection
+                    sums = slot_sums(
+                        elements, mask, scores, self.attention, values, gradients_only
+                    )
+                    found[name] = (sums,)
+                else:
+                    largest = name == "max"
+                    extrema = slot_extrema(
+                        elements, mask, scores, self.attention, projection, largest
+                    )
+                    found[name] = (extrema,)
+        return found
 
     def absorb_groups(
         self, elements: Tensor, groups: Groups, prepared: Prepared
     ) -> Arrivals | None:
-        if self.statistic_names != ("sum",) or prepared.scores.num_slots == 1:
+        if self.field_names != ("sum",) or prepared.scores.num_slots == 1:
             return None
         return self._absorb_sums(elements.to(prepared.projection[0].dtype), groups, prepared)
 
@@ -256,61 +279,49 @@ class SlotSetEncoder(StreamingSetEncoder):
             for sets, sums in summed:
                 yield sets, {"sum": (sums,)}
 
-    def _absorb_into(
-        self,
-        name: str,
-        elements: Tensor,
-        mask: Tensor | None,
-        scores: Scores,
-        projection: tuple[Tensor, Tensor | None],
-    ) -> Tensor:
-        if name == "sum":
-            values = None if self.folded else projection
-            return slot_sums(elements, mask, scores, self.attention, values)
-        return slot_extrema(elements, mask, scores, self.attention, projection, name == "max")
-
-    def finish(self, statistics: Statistics, count: Count, frame: tuple[Tensor, ...]) -> Tensor:
+    def finish(self, statistics: Statistics, count: Count, prepared: Prepared) -> Tensor:
         values, mass = {}, None
         for name, (value,) in statistics.items():
-            values[name] = self._projected(value) if name == "sum" else value
-            if name == "sum" and self.reads_mass:
-                mass = value[..., -1]
-        return read(self.aggregates, values, count, mass).to(self.to_value.weight.dtype)
-
-    def _projected(self, sums: Tensor) -> Tensor:
-        """sum_i W_ij v_i from sum_i W_ij [x_i, 1]: the value projection, after the sum."""
-        if not self.folded:
-            return sums[..., :-1]
-        with without_autocast(sums.device):
-            return sums @ _augmented(self.to_value).t().to(sums.dtype)
+            values[name] = value
+            if name == "sum":
+                mass = value[..., -1] if self.reads_mass else None
+                values[name] = value[..., :-1]
+                if prepared.values is not None:  # sum_i W_ij v_i from sum_i W_ij [x_i, 1]
+                    with without_autocast(value.device):
+                        values[name] = project_sums(value, prepared.values)
+        return read(self.aggregates, values, count, mass).to(prepared.projection[0].dtype)
 
     def encode(self, elements: Tensor, slots: Tensor, mask: Tensor | None = None) -> Tensor:
         """Encode whole sets without a state.
 
         Args:
             elements: (B, n, d); rows that the mask hides must be finite.
-            slots: (1, K, h), or (B, K, h) for slots of each set's own.
+            slots: (1, K, h), or (B, K, h) if each set has slots of its own.
             mask: (B, n), True where present.
         """
-        if slots.shape[0] > 1 and not self.own_slots_at_once:
+        if slots.shape[0] > 1 and not self.batched_slots:
             masks = [None] * len(elements) if mask is None else mask.split(1)
             sets = zip(elements.split(1), slots.split(1), masks, strict=True)
             return torch.cat([self.encode(*one) for one in sets])
-        statistics = self.absorb(elements, mask, self.prepare((slots,)))
+        prepared = self.prepare((slots,))
+        statistics = self.absorb(elements, mask, prepared)
         count = elements.shape[1] if mask is None else mask.sum(1)
-        return self.finish(statistics, count, (slots,))
+        return self.finish(statistics, count, prepared)
 
-    def weigh(self, elements: Tensor, state: SetState) -> Tensor:
-        if state.has_own_slots:
-            sets = zip(elements.split(1), (state[i] for i in range(len(state))), strict=True)
-            return torch.cat([self.weigh(*one) for one in sets])
-        return weigh(self.prepare(state.frame).scores.logits(elements), self.attention)
+    def weigh(self, elements: Tensor, state: SetState, prepared: Prepared) -> Tensor:
+        if not state.has_own_slots:
+            return weigh(prepared.scores.logits(elements), self.attention)
+        prepares = (self.prepare(state[i].frame) for i in range(len(state)))
+        logits = [
+            own.scores.logits(some) for own, some in zip(prepares, elements.split(1), strict=True)
+        ]
+        return weigh(torch.cat(logits), self.attention)
 
 
 def _evaluation_noise(seed: int, num_slots: int, dim_slot: int) -> Tensor:
-    """Standard normal (K, h) in float32, the same on every machine and day for one seed and K.
+    """Standard normal (K, h) in float32 that is the same on every machine for one seed and K.
 
-    numpy has frozen the stream of RandomState for good; torch promises no such thing.
+    numpy guarantees the stream of RandomState; torch's generators may change between versions.
     """
     drawn = np.random.RandomState([seed, num_slots]).standard_normal((num_slots, dim_slot))
     return torch.from_numpy(drawn.astype(np.float32))

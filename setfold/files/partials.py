@@ -180,7 +180,7 @@ def unpack_partials(encoder: StreamingSetEncoder, packed: pa.RecordBatch | pa.Ta
         part = flat[:, start : start + width].copy().view(tensors[name].numpy().dtype)
         tensors[name] = torch.from_numpy(part).reshape(len(flat), *tensors[name].shape[1:])
         start += width
-    state = SetState.from_tensors(tensors, empty.aggregate, empty.fingerprint)
+    state = SetState.from_tensors(tensors, empty.fields, empty.weights)
     return StateTable(combined(packed["set"]), state).to_arrow()
 
 

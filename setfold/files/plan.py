@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.persist import digest_of
-from setfold.core.weights import fingerprint_of
+from setfold.core.weights import weights_of
 from setfold.errors import FileError, InputError, SetfoldError
 from setfold.files.budget import Budget, split_memory
 from setfold.files.columns import ColumnSpec, Feature
@@ -61,7 +61,7 @@ class Plan:
         """Return what determines the result. A resumed run must have the same signature."""
         encoder, columns = self.task.encoder, self.task.columns
         return {
-            "model": fingerprint_of(encoder, encoder.shaping_modules()).digest,
+            "model": weights_of(encoder, encoder.shaping_modules()).digest,
             "head": digest_of(encoder.state_dict(), str(encoder)),
             "features": columns.features,
             "set": columns.set,
@@ -196,7 +196,7 @@ class _InputScan:
         return self.columns.set_type(reader.schema, partition)
 
     def _sample(self, reader: Reader, names: list[str], found: Input) -> None:
-        """Read the first rows of the first file that has any, to learn what only rows can tell."""
+        """Read the first rows of the first file that has any, for what the schema does not say."""
         dtype, partition = np.dtype(np.float32), found.partition
         for batch in reader.read(names, 0, None, rows=SAMPLE_ROWS):
             rows = rows_of(

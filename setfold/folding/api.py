@@ -1,4 +1,4 @@
-"""Stream chunks through an encoder in one call, as often as the encoder must see them."""
+"""fold: stream chunks through an encoder in one call."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
 from setfold.core.encoder import SetEncoder, StreamingSetEncoder
+from setfold.core.inputs import Array, type_names
 from setfold.core.passes import MultiPassSetEncoder
-from setfold.core.statistic import STATISTICS
 from setfold.core.weights import first_tensor
 from setfold.errors import InputError
-from setfold.folding import merge as distributed
-from setfold.folding.messages import shared_failure, standing
-from setfold.folding.piece import Array, Tiles, kind_of
-from setfold.folding.replay import Begin, Begun, absorbed, replayable_fold
-from setfold.folding.source import Chunks, Source, fresh_seed, seeded
+from setfold.folding.merge import agree, all_merge
+from setfold.folding.messages import rank_and_size, report_failure
+from setfold.folding.replay import Begin, Begun, replayable_fold, update
+from setfold.folding.source import Chunks, Source, Tiles, fresh_seed, seeded
 
 EXACT, UNBIASED, SUBSET, AUTOGRAD = GRADIENTS = ("exact", "unbiased", "subset", "autograd")
 Pass = Callable[[Begin, Source], Begun]
@@ -42,37 +41,41 @@ def fold(
     batch_size: int | None = None,
     group: ProcessGroup | None = None,
 ) -> Tensor:
-    """Encode sets of any size, chunk by chunk: begin, absorb each chunk, read out.
+    """Encode sets of any size, chunk by chunk.
 
-    Only one chunk is looked at at a time, and the chunks are read `encoder.passes` times. What
-    differs is where gradients come from; under `torch.no_grad` there are none, and every way gives
-    the encoding of the whole set.
+    Only one chunk is in memory at a time. The chunks are read `encoder.passes` times. `gradient`
+    chooses how gradients are computed; under `torch.no_grad` there are none, and all choices
+    return the encoding of the whole set.
 
-    - "exact": those of the whole set, in the memory of one chunk: the backward pass reads the chunks
-      once more.
-    - "unbiased": the encoding of the whole set, and gradients from a few chunks, drawn at random and kept
-      until then: right on average, and as cheap as those chunks.
-    - "subset": a few chunks drawn at random stand in for the set, in the encoding too.
-    - "autograd": the graph of all chunks is kept, as ordinary PyTorch does: memory grows with the
-      set, and second derivatives are there.
+    - "exact": the gradients of the whole set, in the memory of one chunk. The backward pass reads
+      the chunks once more, in the same order.
+    - "unbiased": the encoding of the whole set, and gradients estimated from a few random chunks,
+      which are kept. The estimate is right on average.
+    - "subset": a few random chunks replace the set, in the encoding, too.
+    - "autograd": keep the graph of all chunks, as PyTorch usually does. Memory grows with the set,
+      and second derivatives are available.
 
     Args:
         encoder: any streaming encoder, or one of several passes.
         chunks: the elements of B sets, in one of these forms:
-            a tensor or array (B, n, d), which is cut by itself; it may be mapped from a file;
-            an iterable of such chunks (B, n_i, d), with masks as pairs (elements, mask);
+            a tensor or array (B, n, d), which may be memory-mapped; it is split automatically;
+            an iterable of such chunks (B, n_i, d), or of pairs (elements, mask);
             an iterable of ragged chunks, pairs (elements (N_i, d), index (N_i,));
-            a function that opens such a stream anew.
+            a function that opens such a stream each time it is called.
         gradient: "exact", "unbiased", "subset" or "autograd".
-        samples: how many chunks are drawn for "unbiased" and "subset".
+        samples: the number of chunks to draw for "unbiased" and "subset".
         mask: (B, n), True where present, if `chunks` is one tensor or array.
         index: (N,), the set of each row, if `chunks` is one tensor or array (N, d).
-        batch_size: the number B of sets of ragged chunks; of 1, the index may be left out.
+        batch_size: the number B of sets of ragged chunks; if it is 1, the index is optional.
         group: processes over which the sets are spread, such as torch.distributed.group.WORLD. Each
-            folds its own chunks, and all get the encoding of all elements.
+            process folds its own chunks, and all get the encoding of all elements.
 
     Returns:
         The encoding (B, ...).
+
+    Raises:
+        InputError: the chunks do not fit the encoder, cannot be read as often as needed, or change
+            between two reads.
 
     >>> import setfold
     >>> encoder = setfold.SlotSetEncoder(dim_in=3, num_slots=4, dim_slot=8, dim_out=8)
@@ -83,50 +86,43 @@ def fold(
     torch.Size([1, 4, 8])
     """
     foldable = _foldable(encoder)
-    _refuse_odd(gradient, samples)
-    _refuse_batch_norm(foldable)
-    _refuse_cached(gradient)
+    _check_arguments(gradient, samples)
+    _check_batch_norm(foldable)
+    _check_parametrizations(gradient)
     # without gradients there is nothing to choose, and autograd keeps nothing
     way = gradient if torch.is_grad_enabled() else AUTOGRAD
     costly = not isinstance(foldable, StreamingSetEncoder) or foldable.has_features
     if isinstance(chunks, Array):
-        chunks = _cut(chunks, mask, index, batch_size, costly)
+        chunks = _split(chunks, mask, index, batch_size, costly)
     elif mask is not None or index is not None:
-        raise InputError("give each chunk its own mask or index, as a pair (elements, index).")
+        raise InputError("pass each chunk with its own mask or index, as a pair (elements, index).")
     several = foldable.passes != 1
     source = Source(
         chunks,
         like=first_tensor((foldable,)),
         again=several or way == EXACT,
         draws=several or way in (EXACT, UNBIASED),
-        careful=costly or _picks(foldable),
         batch_size=batch_size,
-        apart=0 if group is None else standing(group)[0],
+        rank=0 if group is None else rank_and_size(group)[0],
     )
     if way == SUBSET:
         source = source.drawn(samples)
-    _refuse_lost(foldable, source, way)
+    _check_repeatable(foldable, source, way)
     one_pass = _pass(way, source, samples)
     if group is not None:
         one_pass = partial(_together, one_pass, foldable, way, group)
     return _folded(foldable, source, one_pass)
 
 
-def _picks(encoder: Foldable) -> bool:
-    """Whether a state keeps what single elements have, such as a maximum."""
-    aggregates = encoder.aggregates if isinstance(encoder, StreamingSetEncoder) else ()
-    return any(STATISTICS[aggregate.statistic].picks for aggregate in aggregates)
-
-
-def _cut(
+def _split(
     elements: Array, mask: Array | None, index: Array | None, batch_size: int | None, costly: bool
 ) -> Tiles:
-    """Whole sets as chunks: dense ones along their elements, ragged ones along their rows."""
+    """Split whole sets into chunks: dense ones along their elements, ragged ones along the rows."""
     for name, given in (("mask", mask), ("index", index)):
         if not isinstance(given, Array | None):
-            raise InputError(f"{name} must be a tensor or an array; got {kind_of(given)}.")
+            raise InputError(f"{name} must be a tensor or an array; got {type_names(given)}.")
     if mask is not None and index is not None:
-        raise InputError("give a mask for dense sets or an index for ragged ones, not both.")
+        raise InputError("pass a mask for dense sets or an index for ragged ones, not both.")
     if mask is not None and mask.dtype not in (torch.bool, np.bool_):
         raise InputError(f"mask must be bool, True where an element is present; got {mask.dtype}.")
     if index is not None or (batch_size == 1 and mask is None):
@@ -135,7 +131,7 @@ def _cut(
 
 
 def _folded(encoder: Foldable, source: Source, one_pass: Pass) -> Tensor:
-    """The encoding, in as many passes as it takes."""
+    """The encoding, in as many passes as the encoder needs."""
     found: tuple[Tensor, ...] = ()
     for _ in range(encoder.passes):
         stage, state = one_pass(partial(_begun, encoder, found), source)
@@ -149,7 +145,8 @@ def _begun(encoder: Foldable, found: tuple[Tensor, ...], sets: int | None) -> Be
     """The encoder of the next pass and its empty state, given what the earlier passes found."""
     if sets is None:
         raise InputError(
-            "fold needs at least one chunk; got none. An empty set is encoder.initial_state(1)."
+            "fold needs at least one chunk; got none. For an empty set, use "
+            "encoder.readout(encoder.initial_state(1))."
         )
     if isinstance(encoder, StreamingSetEncoder):
         return encoder, encoder.initial_state(sets)
@@ -157,7 +154,7 @@ def _begun(encoder: Foldable, found: tuple[Tensor, ...], sets: int | None) -> Be
 
 
 def _pass(way: str, source: Source, samples: int) -> Pass:
-    """How one pass over the chunks is made."""
+    """The function that makes one pass over the chunks."""
     if way == UNBIASED:
         return partial(replayable_fold, samples=samples)
     if way == EXACT and source.repeatable and not source.holds_one:  # one chunk may keep its graph
@@ -166,89 +163,89 @@ def _pass(way: str, source: Source, samples: int) -> Pass:
 
 
 def _plain_fold(begin: Begin, source: Source) -> Begun:
-    """Absorb one chunk after the other; where there are gradients, autograd keeps all it needs."""
+    """Absorb one chunk after the other; with gradients, autograd keeps the graph."""
     begun: Begun | None = None
-    for number, piece in source.read():
-        encoder, state = begun or begin(source.sets_in(piece))
-        with source.same_draws(number, piece.elements.device):
-            begun = encoder, absorbed(encoder, state, piece)
+    for number, chunk in source.read():
+        encoder, state = begun or begin(source.sets_in(chunk))
+        with source.same_draws(number, chunk.elements.device):
+            begun = encoder, update(encoder, state, chunk)
     return begun or begin(None)
 
 
 def _together(
     one_pass: Pass, model: Foldable, way: str, group: ProcessGroup, begin: Begin, source: Source
 ) -> Begun:
-    """One pass over the chunks of all processes: the same slots for all, and one state in the end."""
+    """One pass over the chunks of all processes, with the same slots, into one state."""
     weight = first_tensor((model,))
     device = torch.device("cpu") if weight is None else weight.device
     alike = {"gradient": way, "training": model.training}
 
     def begin_alike(sets: int | None) -> Begun:
-        agreed, seed = distributed.agree(sets, fresh_seed(), alike, group, device)
+        agreed, seed = agree(sets, fresh_seed(), alike, group, device)
         with seeded(seed, device):
             return begin(agreed)
 
-    with shared_failure(group, device):
+    with report_failure(group, device):
         encoder, state = one_pass(begin_alike, source)
-    return encoder, distributed.all_merge(state, group)
+    return encoder, all_merge(state, group)
 
 
-# ---- what is refused ---------------------------------------------------------------------------
+# ---- validation --------------------------------------------------------------------------------
 
 
-def _refuse_odd(gradient: str, samples: int) -> None:
+def _check_arguments(gradient: str, samples: int) -> None:
     if gradient not in GRADIENTS:
         raise InputError(f"gradient must be one of {', '.join(GRADIENTS)}; got {gradient!r}.")
     if not isinstance(samples, int) or samples < 1:
-        raise InputError(f"samples must be a whole number, 1 or more; got {samples!r}.")
+        raise InputError(f"samples must be an integer of at least 1; got {samples!r}.")
 
 
-def _refuse_lost(encoder: Foldable, source: Source, way: str) -> None:
-    """Raise if chunks will be wanted again that cannot be read again."""
+def _check_repeatable(encoder: Foldable, source: Source, way: str) -> None:
+    """Raise InputError if chunks must be read again and cannot."""
     if source.repeatable:
         return
-    instead = "Pass a list, a tensor, a DataLoader or a function that opens the stream anew"
+    instead = "Pass a list, a tensor, a DataLoader or a function that opens the stream"
     if encoder.passes != 1:
         raise InputError(
-            f"{type(encoder).__name__} reads its chunks {encoder.passes} times, and an iterator can be "
-            f"read only once. {instead}; for a stream that cannot be read again, use an encoder "
+            f"{type(encoder).__name__} reads its chunks {encoder.passes} times, and an iterator can "
+            f"be read only once. {instead}. For a stream that cannot be read again, use an encoder "
             "with passes == 1."
         )
     shaping = chain(*(module.parameters(recurse=False) for module in _shaping(encoder)))
     if way == EXACT and any(parameter.requires_grad for parameter in shaping):
         raise InputError(
-            "exact gradients read the chunks once more in the backward pass, and an iterator can be "
-            f"read only once. {instead}; or use torch.no_grad() if no gradients are wanted, "
-            'gradient="unbiased", which keeps a few chunks, or gradient="autograd", which keeps the graph '
-            "of all."
+            "exact gradients read the chunks again in the backward pass, and an iterator can be "
+            f"read only once. {instead}; or use torch.no_grad() if you need no gradients, "
+            'gradient="unbiased", which keeps a few chunks, or gradient="autograd", which keeps the '
+            "graph of all."
         )
 
 
-def _refuse_batch_norm(encoder: Foldable) -> None:
-    """Raise if what an element is depends on the chunk that it comes in; a head may do as it likes."""
+def _check_batch_norm(encoder: Foldable) -> None:
+    """Raise InputError if the features of an element depend on its chunk; a head is free to."""
     for module in _shaping(encoder):
         if not isinstance(module, _BatchNorm):
             continue
         if module.training or module.running_mean is None:
             mode = "in training mode" if module.training else "without running statistics"
             raise InputError(
-                f"{type(encoder).__name__} is folded chunk by chunk, and {type(module).__name__} {mode} makes "
-                "something else of an element in every chunk. Call model.eval(), or keep such layers in the "
-                "head of the whole model."
+                f"{type(module).__name__} {mode} normalizes by the chunk that it sees, so that the "
+                f"encoding of {type(encoder).__name__} would depend on how the set is split. Call "
+                "model.eval(), or use such layers only in the head."
             )
 
 
-def _refuse_cached(gradient: str) -> None:
-    """Raise if weights would be kept that were derived without a graph."""
+def _check_parametrizations(gradient: str) -> None:
+    """Raise InputError if weights that were derived without a graph would be cached."""
     if torch.is_grad_enabled() and gradient in (EXACT, UNBIASED) and parametrize._cache_enabled:
         raise InputError(
-            "inside parametrize.cached() weights keep what was derived without a graph, and would get no "
-            'gradients: fold outside of it, or with gradient="autograd".'
+            "inside parametrize.cached() weights that were computed without a graph are cached and "
+            'get no gradients: fold outside of it, or with gradient="autograd".'
         )
 
 
 def _shaping(encoder: Foldable) -> set[nn.Module]:
-    """All modules but those of the head, which sees only what was folded."""
+    """All modules except those of the head, which only sees the result of the fold."""
     if isinstance(encoder, StreamingSetEncoder):
         return {part for module in encoder.shaping_modules() for part in module.modules()}
     head = set() if encoder.head is None else set(encoder.head.modules())
@@ -259,16 +256,16 @@ def _foldable(encoder: Any) -> Foldable:
     if isinstance(encoder, Foldable):
         if any(map(is_lazy, encoder.parameters())):
             raise InputError(
-                "a lazy layer does not know its size yet: call the model on a few elements before it is folded."
+                "a lazy layer does not know its size yet: call the model on a few elements first."
             )
         return encoder
     if isinstance(encoder, SetEncoder):
         reason = getattr(encoder, "obstacle", "it has no states")
         raise InputError(
-            f"{type(encoder).__name__} cannot be folded ({reason}): call it on whole sets, or use an "
-            "encoder whose `passes` is not None."
+            f"{type(encoder).__name__} cannot be folded ({reason}): call it on whole sets, or use "
+            "an encoder whose `passes` is not None."
         )
     raise InputError(
-        f"fold takes a set encoder; got {type(encoder).__name__}. Of a model that is wrapped or compiled, fold the "
-        "encoder inside; its features may be compiled."
+        f"fold takes a set encoder; got {type(encoder).__name__}. If the model is wrapped or "
+        "compiled, fold the encoder inside; its features may be compiled."
     )

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from setfold.core.state import SetState
-from setfold.core.statistic import Statistics, join
+from setfold.core.statistic import Statistics, describe_fields, join
 from setfold.errors import DistributedError, InputError, StateMismatchError
 from setfold.folding.messages import (
     Message,
@@ -26,8 +26,8 @@ from setfold.folding.messages import (
     exchange,
     gathered,
     processes,
-    shared_failure,
-    standing,
+    rank_and_size,
+    report_failure,
     watched,
 )
 from setfold.kernels.precision import accumulator_dtype
@@ -37,7 +37,7 @@ _TURNS = cycle(range(1, 2**10))  # few, so that sums of squares are exact in flo
 SAME = 1e-6  # relative; machines that compute the same slots may round them differently
 MODEL = "Fold every shard with the same model"
 ALIKE = {  # what must be the same in every process: its name, and what to do where it is not
-    "aggregate": ("aggregates", MODEL),
+    "fields": ("fields", MODEL),
     "sets": (
         "numbers of sets",
         "Every process must fold its shard of the same sets; one that has nothing of a set leaves "
@@ -48,7 +48,6 @@ ALIKE = {  # what must be the same in every process: its name, and what to do wh
         f"{MODEL}: load the same weights everywhere, or wrap it in DistributedDataParallel, which "
         "sends those of process 0 to all",
     ),
-    "statistics": ("statistics", MODEL),
     "slots": ("shapes of slots", "Begin every state with the same number of slots"),
     "context": ("contexts", "All must follow the same earlier pass"),
     "dtype": ("dtypes", "Keep all states on devices of the same kind"),
@@ -95,9 +94,9 @@ def all_merge(state: SetState, group: dist.ProcessGroup | None = None) -> SetSta
     torch.Size([1, 4, 8])
     >>> dist.destroy_process_group()
     """
-    _, world = standing(group)
+    _, world = rank_and_size(group)
     device = _device_of(state, group)
-    with shared_failure(group, device):
+    with report_failure(group, device):
         state = _checked(state)
         message = _description(state)
     messages = exchange(message, group, device)
@@ -107,7 +106,8 @@ def all_merge(state: SetState, group: dist.ProcessGroup | None = None) -> SetSta
     count = _same_beginning(state, group)
     turn = messages[0]["turn"] if any(m["tracked"] for m in messages) else None
     rows = _gathered_statistics(state, group, turn)
-    statistics = reduce(join, (_named(row, state.statistics) for row in rows.unbind()))
+    parts = (_named(row, state.statistics) for row in rows.unbind())
+    statistics = reduce(lambda left, right: join(state.fields, left, right), parts)
     return state.with_statistics(statistics, count)
 
 
@@ -131,7 +131,7 @@ def agree(
         InputError: the shards are not of the same number of sets, or all are empty, or something
             else is not the same everywhere.
     """
-    _, world = standing(group)
+    _, world = rank_and_size(group)
     messages = exchange({"sets": sets, "seed": seed, "alike": alike}, group, device)
     for name in alike:
         said = [message["alike"].get(name) for message in messages]
@@ -177,10 +177,9 @@ def _description(state: SetState) -> Message:
     """What can be said of a state, of which ALIKE must be the same everywhere."""
     flat = _flat(state.statistics)
     return {
-        "aggregate": "+".join(state.aggregate),
+        "fields": describe_fields(state.fields),
         "sets": len(state),
-        "weights": state.fingerprint.digest,
-        "statistics": {n: [list(p.shape) for p in ps] for n, ps in state.statistics.items()},
+        "weights": state.weights.digest,
         "slots": _forms(state.frame),
         "context": _forms(state.context),
         "dtype": str(flat.dtype),
@@ -275,7 +274,7 @@ def _gathered_statistics(
     if turn is None:
         return gathered(flat.detach(), group, "gather the states")
     always = torch.zeros((), requires_grad=True)
-    shaping = [*state.frame, *state.context, *state.fingerprint.tensors]
+    shaping = [*state.frame, *state.context, *state.weights.tensors]
     return _Gathered.apply(group, turn, flat, always, *(t for t in shaping if t.requires_grad))
 
 
@@ -293,7 +292,7 @@ class _Gathered(torch.autograd.Function):
     @staticmethod
     @differentiable_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        rank, world = standing(ctx.group)
+        rank, world = rank_and_size(ctx.group)
         turns = grad.new_tensor([ctx.turn, ctx.turn**2])
         total = torch.cat([grad.reshape(-1), turns])
         with watched(ctx.group, "add up the gradients"):

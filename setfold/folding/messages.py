@@ -2,7 +2,7 @@
 
     exchange         what every process has to say. All see the same messages, so all come to the same
                      verdict: either all go on, or all raise.
-    shared_failure   what fails in one process is told to the others, which would wait for it
+    report_failure   what fails in one process is told to the others, which would wait for it
     gathered         the tensors of all
 
 There are two collectives, all_gather and all_reduce, of plain tensors: gloo and nccl have both, and
@@ -40,7 +40,7 @@ def exchange(
     Raises:
         DistributedError: a process had a failure to tell, or is not in step with the others.
     """
-    standing(group)
+    rank_and_size(group)
     _refuse_unserved(group, device)
     own = torch.frombuffer(bytearray(json.dumps(message).encode()), dtype=torch.uint8)
     doing = "exchange messages"
@@ -58,13 +58,13 @@ def exchange(
 
 
 @contextmanager
-def shared_failure(group: dist.ProcessGroup | None, device: torch.device) -> Iterator[None]:
+def report_failure(group: dist.ProcessGroup | None, device: torch.device) -> Iterator[None]:
     """A context whose failure is told to the other processes, which wait in their next exchange.
 
     There they raise DistributedError at once; here the error goes its way. What follows the context
     must be an exchange, in every process.
     """
-    standing(group)
+    rank_and_size(group)
     try:
         yield
     except DistributedError:
@@ -76,7 +76,7 @@ def shared_failure(group: dist.ProcessGroup | None, device: torch.device) -> Ite
         raise
 
 
-def standing(group: dist.ProcessGroup | None) -> tuple[int, int]:
+def rank_and_size(group: dist.ProcessGroup | None) -> tuple[int, int]:
     """The rank of this process in the group, and how many processes there are."""
     if not (dist.is_available() and dist.is_initialized()):
         raise InputError(
@@ -98,7 +98,7 @@ def standing(group: dist.ProcessGroup | None) -> tuple[int, int]:
 
 def gathered(tensor: Tensor, group: dist.ProcessGroup | None, doing: str) -> Tensor:
     """The tensors (R, ...) of all processes, which have the same shape, in the order of ranks."""
-    _, world = standing(group)
+    _, world = rank_and_size(group)
     rows = tensor.new_empty((world, *tensor.shape))
     if world == 1:
         return rows.copy_(tensor)
@@ -114,7 +114,7 @@ def watched(group: dist.ProcessGroup | None, doing: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        rank, world = standing(group)
+        rank, world = rank_and_size(group)
         raise DistributedError(
             f"process {rank} of {world} could not {doing} with the others: another process has died, "
             "or did not come within the group's timeout (init_process_group's timeout). Look at the "

@@ -1,8 +1,8 @@
-"""Gradients of a fold in the memory of one chunk: the backward pass looks at the chunks once more.
+"""Gradients of a fold in the memory of one chunk: the backward pass reads the chunks once more.
 
-An encoding depends on the elements only through the state. So the forward pass needs no graph, and
-the gradient of the state, handed to each chunk's own statistics, is the gradient of the whole set:
-to all chunks for the exact one, to a few, in proportion, for one that is right on average.
+An encoding depends on the elements only through the state. So the forward pass needs no graph. The
+backward pass pulls the gradient of the state back to the statistics of each chunk: of all chunks
+for the exact gradient, of a random sample, scaled up, for an unbiased estimate.
 """
 
 from __future__ import annotations
@@ -15,44 +15,43 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from setfold.core.absorb import Again, combine_with, mapped
-from setfold.core.chunk import Chunk
+from setfold.core.absorb import absorb_dense, arrivals
 from setfold.core.encoder import StreamingSetEncoder
+from setfold.core.inputs import Chunk
 from setfold.core.state import SetState
-from setfold.core.statistic import STATISTICS, Statistics, join, pull
+from setfold.core.statistic import Statistic, Statistics, identity, join, pull
 from setfold.errors import InputError, StateMismatchError
-from setfold.folding.piece import Piece
-from setfold.folding.source import CHANGED, Sample, Source
+from setfold.folding.source import Sample, Source
 from setfold.kernels.precision import accumulator_dtype, autocasts
-from setfold.kernels.replay import differentiable_once, gradients_only
+from setfold.kernels.replay import differentiable_once
 
 Begun = tuple[StreamingSetEncoder, SetState]
-Begin = Callable[[int | None], Begun]  # of a number of sets; None where there are no chunks to tell
+Begin = Callable[[int | None], Begun]  # takes a number of sets; None if there are no chunks
 NOBODY = -1
 
 
 def replayable_fold(begin: Begin, source: Source, samples: int | None = None) -> Begun:
-    """Fold chunks without a graph, into a state whose gradients look at them once more.
+    """Fold chunks without a graph, into a state whose gradients read them once more.
 
     Args:
-        begin: makes the encoder and its empty state, for a number of sets.
+        begin: creates the encoder and its empty state, for a number of sets.
         source: the chunks; without `samples`, they are read again.
-        samples: the number of chunks, drawn at random and kept, from which gradients are estimated.
+        samples: the number of chunks, drawn at random and kept, that estimate the gradients.
 
     Returns:
         The encoder and the state.
     """
     replay: _Replay | None = None
-    for number, piece in source.read():
-        replay = replay or _Replay(*begin(source.sets_in(piece)), source, samples)
-        replay.absorb(number, piece)
+    for number, chunk in source.read():
+        replay = replay or _Replay(*begin(source.sets_in(chunk)), source, samples)
+        replay.absorb(number, chunk)
     replay = replay or _Replay(*begin(None), source, samples)
     return replay.encoder, replay.tracked()
 
 
-def absorbed(encoder: StreamingSetEncoder, state: SetState, piece: Piece) -> SetState:
-    """The state after one more piece."""
-    return encoder.update(state, piece.elements, mask=piece.mask, index=piece.index)
+def update(encoder: StreamingSetEncoder, state: SetState, chunk: Chunk) -> SetState:
+    """The state after one more chunk."""
+    return encoder.update(state, chunk.elements, mask=chunk.mask, index=chunk.index)
 
 
 class _Replay:
@@ -64,47 +63,49 @@ class _Replay:
         self.encoder = encoder
         self.source = source
         self.empty = empty
+        self.fields = empty.fields
         self.sample = None if samples is None else Sample(samples)
-        self.wanting: dict[int, Tensor] = {}  # by number, elements that want gradients themselves
+        self.wanting: dict[int, Tensor] = {}  # by chunk, elements that require gradients
         self.modes = [(module, module.training) for module in encoder.modules()]
         self.autocast = _autocast_now(empty.device)
         self.epsilon = _epsilon(empty)
         self.parameters = _trained(encoder)
-        # What is derived from weights and slots is derived once: its gradients are collected over
-        # all chunks before they go on to the weights.
-        self.prepared = encoder.prepare(empty.frame) if _prepares_at_once(encoder, empty) else None
-        self.leaves = mapped(self.prepared, _leaf)
-        self.blank = _with_leaves(encoder, empty)
+        # What is derived from weights and slots is derived once: its gradients are summed over all
+        # chunks before they flow on to the weights.
+        together = encoder.batched_slots or not empty.has_own_slots
+        self.prepared = encoder.prepare(empty.frame) if together else None
+        self.leaves = _map_tensors(self.prepared, _leaf)
+        self.blank = _with_leaves(empty)
         self.state = self.blank.with_statistics(self.blank.statistics, empty.count)
-        self.state.prepared = mapped(self.prepared, Tensor.detach)
-        # No gradient of a sum depends on the sum, and where elements meet nothing but what was prepared
-        # nothing can come out otherwise. So the sums of chunks that are known again are not made.
-        sums = set(empty.statistics) == {"sum"}
-        self.only_sums = sums and encoder.defers and not encoder.has_features
-        self.origins = {  # the chunk that a maximum was found in, the first of them
+        self.state.prepared = _map_tensors(self.prepared, Tensor.detach)
+        # The gradient of a sum does not depend on its value. Without features, nothing else does
+        # either, and the checksums of the chunks show that they are the same.
+        sums = all(_pulls_without_values(f.statistic) for f in self.fields.values())
+        self.gradients_only = sums and not encoder.has_features and together
+        self.origins = {  # the chunk in which each maximum was found first
             name: tuple(torch.full_like(part, NOBODY, dtype=torch.long) for part in parts)
             for name, parts in empty.statistics.items()
-            if STATISTICS[name].picks
+            if self.fields[name].statistic.picks
         }
 
     # ---- forward -----------------------------------------------------------------------------
 
-    def absorb(self, number: int | None, piece: Piece) -> None:
+    def absorb(self, number: int, chunk: Chunk) -> None:
         """Add a chunk to the state, without a graph."""
-        if piece.elements.requires_grad:
-            self.wanting[_known(number)] = piece.elements
-        with torch.no_grad(), self.source.same_draws(number, piece.elements.device):
-            after = absorbed(self.encoder, self.state, piece)
+        if chunk.elements.requires_grad:
+            self.wanting[number] = chunk.elements
+        with torch.no_grad(), self.source.same_draws(number, chunk.elements.device):
+            after = update(self.encoder, self.state, chunk)
         for name, origins in self.origins.items():
             parts = self.state.statistics[name], after.statistics[name]
             for origin, old, new in zip(origins, *parts, strict=True):
-                origin.masked_fill_(new != old, _known(number))
+                origin.masked_fill_(new != old, number)
         self.state = after
         if self.sample is not None:
-            self.sample.offer(number, piece)
+            self.sample.offer(number, chunk)
 
     def tracked(self) -> SetState:
-        """The state at the end, as a differentiable function of all that shaped it."""
+        """The final state, as a differentiable function of everything that shaped it."""
         self.state.prepared = None
         statistics = self.state.statistics
         flat = [part for parts in statistics.values() for part in parts]
@@ -117,79 +118,88 @@ class _Replay:
     # ---- backward ----------------------------------------------------------------------------
 
     def gradients(self, grads: Statistics) -> Iterator[Tensor | None]:
-        """The gradients of all that `tracked` takes, from those of the statistics.
+        """The gradients of all inputs of `tracked`, given those of the statistics.
 
-        Autograd calls this without a graph, so that chunks which are computed as they are read
-        cost no more than they did.
+        Autograd calls this without a graph, so that chunks that are computed while they are read
+        cost no more than before.
         """
-        self._refuse_other_weights()
-        if self.sample is not None:  # few speak for all
-            every = self.sample.seen / max(1, len(self.sample.kept))
-            grads = {name: tuple(grad * every for grad in parts) for name, parts in grads.items()}
+        self._check_weights()
+        if self.sample is not None:  # scale the sample up to all chunks
+            factor = self.sample.seen / max(1, len(self.sample.kept))
+            grads = {name: tuple(grad * factor for grad in parts) for name, parts in grads.items()}
         shared = [*self.blank.frame, *self.blank.context, *_tensors(self.leaves), *self.parameters]
         totals: list[Tensor | None] = [None] * len(shared)
         of_chunks: dict[int, Tensor] = {}
         joined: Statistics | None = None
-        skipped = strange = False
         with _in_modes(self.modes), _without_hooks(self.parameters):
-            for number, piece in self._pieces():
-                leaf, found = self._absorbed_again(number, piece)
+            for number, chunk in self._chunks():
+                leaf, found = self._absorb_again(number, chunk)
                 if found is None:
                     continue
-                skipped, strange = skipped or self._skips(number), strange or number is None
                 if joined is None:
-                    _refuse_strangers(found, [*shared, leaf])
+                    _check_leaves(found, [*shared, leaf])
                 values = _detached(found)
-                joined = values if joined is None else join(joined, values)
-                own = pull(self._claimed(number, grads), self.state.statistics, values)
+                joined = values if joined is None else join(self.fields, joined, values)
+                claimed = self._claimed(number, grads)
+                own = pull(self.fields, claimed, self.state.statistics, values)
                 *added, of_leaf = _gradients_of(found, own, [*shared, leaf])
-                totals = [_added(total, grad) for total, grad in zip(totals, added, strict=True)]
+                totals = [_add(total, grad) for total, grad in zip(totals, added, strict=True)]
                 if of_leaf is not None:
-                    of_chunks[_known(number)] = of_leaf
-        if skipped and strange:
-            _known(None)
-        if joined is not None and self.sample is None and not skipped:
-            self._refuse_unfaithful(self.state.statistics, joined)
+                    of_chunks[number] = of_leaf
+        if joined is not None and self.sample is None and not self.gradients_only:
+            self._check_replay(self.state.statistics, joined)
         for total, tensor in zip(totals, shared, strict=True):
-            if joined is None:  # of nothing, all gradients are zero
+            if joined is None:  # without elements, all gradients are zero
                 yield torch.zeros_like(tensor)
             else:
                 yield None if total is None else total.to(tensor.dtype)
         yield from map(of_chunks.get, self.wanting)
 
-    def _pieces(self) -> Iterator[tuple[int | None, Piece]]:
-        """The chunks that matter: of a maximum, those that it was found in."""
-        picks_only = len(self.origins) == len(self.state.statistics)
+    def _chunks(self) -> Iterator[tuple[int, Chunk]]:
+        """The chunks that matter: if there are only maxima, those in which they were found."""
+        picks_only = len(self.origins) == len(self.fields)
         found = [origin.unique().tolist() for parts in self.origins.values() for origin in parts]
         winners = set(chain(*found))
-        for number, piece in self.source.read() if self.sample is None else self.sample.kept:
-            if not picks_only or _known(number) in winners:
-                yield number, piece
+        for number, chunk in self.source.read() if self.sample is None else self.sample.kept:
+            if not picks_only or number in winners:
+                yield number, chunk
 
-    def _absorbed_again(self, number: int | None, piece: Piece) -> tuple[Tensor, Statistics | None]:
-        """A chunk's elements and its own statistics, as they were, with a graph; None of no elements."""
-        wants = bool(self.wanting) and _known(number) in self.wanting
-        if wants and not torch.equal(piece.elements, self.wanting[_known(number)]):
-            _known(None)  # the same rows in another order, whose gradients would be mixed up
-        leaf = piece.elements.detach().requires_grad_(wants)
+    def _absorb_again(self, number: int, chunk: Chunk) -> tuple[Tensor, Statistics | None]:
+        """A chunk's elements and statistics, now with a graph; None for an empty chunk."""
+        leaf = chunk.elements.detach().requires_grad_(number in self.wanting)
         with (
             torch.enable_grad(),
             self.autocast(),
             self.source.same_draws(number, leaf.device),
-            gradients_only() if self._skips(number) else nullcontext(),
         ):
             sets, width = len(self.blank), self.encoder.dim_in
-            chunk = Chunk.checked(leaf, piece.mask, piece.index, sets=sets, width=width)
+            chunk = Chunk(leaf, chunk.mask, chunk.index).validate(sets, width)
             if chunk.is_empty():
                 return leaf, None
-            return leaf, combine_with(self.encoder, self.blank, chunk, _alone, Again(self.leaves))
+            return leaf, self._absorb_alone(chunk)
 
-    def _skips(self, number: int | None) -> bool:
-        """Whether a chunk's statistics need not be made, but for their gradients."""
-        return self.only_sums and number is not None
+    def _absorb_alone(self, chunk: Chunk) -> Statistics:
+        """The statistics of one chunk alone."""
+        encoder, blank = self.encoder, self.blank
+        absorb = encoder.absorb_for_gradients if self.gradients_only else encoder.absorb
+        if chunk.index is None and (encoder.batched_slots or not blank.has_own_slots):
+            elements, mask, context = chunk.elements, chunk.mask, blank.context
+            return absorb_dense(
+                encoder, self.fields, elements, mask, context, self.leaves, split=True, absorb=absorb
+            )
+        found = {name: tuple(p.clone() for p in ps) for name, ps in blank.statistics.items()}
+        added = arrivals(encoder, blank, chunk, self.leaves, split=True, absorb=absorb)
+        for sets, own in added:
+            for name, parts in own.items():
+                held = found[name]
+                found[name] = tuple(
+                    whole.index_copy(0, sets, part.to(whole.dtype))
+                    for whole, part in zip(held, parts, strict=True)
+                )
+        return found
 
-    def _refuse_unfaithful(self, then: Statistics, now: Statistics) -> None:
-        """Raise if chunks, seen again, are not what they were; rounding aside."""
+    def _check_replay(self, then: Statistics, now: Statistics) -> None:
+        """Raise InputError if the chunks gave other statistics than before, up to rounding."""
         room = self.epsilon * max(1, int(self.state.count.max()))
         for name, parts in then.items():
             for old, new in zip(parts, now[name], strict=True):
@@ -197,40 +207,41 @@ class _Replay:
                 size = torch.where(old.isfinite(), old, 0).abs().max()
                 if not float(apart) <= self.epsilon**0.5 * float(size) + room:
                     raise InputError(
-                        "the backward pass does not find again what the fold found: the chunks or the model "
-                        "were changed since, or something draws random numbers that are not torch's. Call "
-                        'backward before changes, or use fold(..., gradient="autograd"), which keeps its graph.'
+                        "the backward pass computed other statistics than the fold: the chunks or "
+                        "the model have changed, or something draws random numbers that are not "
+                        "torch's. Call backward before you change them, or use "
+                        'fold(..., gradient="autograd"), which keeps the graph.'
                     )
 
-    def _claimed(self, number: int | None, grads: Statistics) -> Statistics:
-        """The gradients, but of each maximum only where this chunk was the first to reach it."""
+    def _claimed(self, number: int, grads: Statistics) -> Statistics:
+        """The gradients; those of a maximum only where this chunk was the first to reach it."""
         claimed = dict(grads)
         for name, origins in self.origins.items():
             claimed[name] = tuple(
-                grad.where(origin == _known(number), 0)
+                grad.where(origin == number, 0)
                 for grad, origin in zip(grads[name], origins, strict=True)
             )
         return claimed
 
-    def _refuse_other_weights(self) -> None:
+    def _check_weights(self) -> None:
         now = _trained(self.encoder)
         if len(now) != len(self.parameters) or any(
             a is not b for a, b in zip(now, self.parameters, strict=True)
         ):
             raise InputError(
-                "the encoder trains other parameters in the backward pass than it did in the fold: they were "
-                "exchanged, as torch.func.functional_call does, or requires_grad was switched. Call backward "
-                'before that, or use fold(..., gradient="autograd"), which keeps its graph.'
+                "the encoder has other trainable parameters than during the fold: they were "
+                "replaced, as torch.func.functional_call does, or requires_grad was changed. Call "
+                'backward before that, or use fold(..., gradient="autograd"), which keeps the graph.'
             )
-        if not self.empty.fingerprint.is_current():
+        if not self.empty.weights.are_current():
             raise StateMismatchError(
-                "the encoder's weights changed between the fold and its backward pass, which needs them "
-                "as they were: call backward before the optimiser's step."
+                "the encoder's weights changed between the fold and its backward pass: call "
+                "backward before the optimizer's step."
             )
 
 
 class _Tracked(torch.autograd.Function):
-    """Statistics that were found without a graph; their gradients come from a replay."""
+    """Statistics that were computed without a graph; their gradients come from a replay."""
 
     @staticmethod
     def forward(ctx: Any, replay: _Replay, number: int, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -247,17 +258,33 @@ class _Tracked(torch.autograd.Function):
         return None, None, *[None] * ctx.number, *ctx.replay.gradients(named)
 
 
-def _with_leaves(encoder: StreamingSetEncoder, empty: SetState) -> SetState:
-    """An empty state whose slots and context begin a graph of their own."""
-    frame = tuple(map(_leaf, empty.frame))
+def _with_leaves(empty: SetState) -> SetState:
+    """An empty state whose slots and context are the leaves of a new graph."""
     return SetState(
-        encoder.identity(len(empty), frame),
+        empty.fields,
+        identity(empty.fields, len(empty), empty.device),
         empty.count,
-        frame=frame,
+        frame=tuple(map(_leaf, empty.frame)),
         context=tuple(map(_leaf, empty.context)),
-        aggregate=empty.aggregate,
-        fingerprint=empty.fingerprint,
+        weights=empty.weights,
     )
+
+
+def _pulls_without_values(statistic: Statistic) -> bool:
+    """Whether gradients pass through unchanged, so that the values of a piece do not matter."""
+    return type(statistic).pull is Statistic.pull and not statistic.picks
+
+
+def _map_tensors(prepared: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """What an encoder prepared, with a function applied to each tensor in it."""
+    if isinstance(prepared, Tensor):
+        return function(prepared)
+    if isinstance(prepared, dict):
+        return {name: _map_tensors(item, function) for name, item in prepared.items()}
+    if isinstance(prepared, tuple | list):
+        items = [_map_tensors(item, function) for item in prepared]
+        return type(prepared)(*items) if hasattr(prepared, "_fields") else type(prepared)(items)
+    return prepared
 
 
 def _leaf(tensor: Tensor) -> Tensor:
@@ -272,42 +299,22 @@ def _tensors(prepared: Any) -> list[Tensor]:
         found.append(tensor)
         return tensor
 
-    mapped(prepared, take)
+    _map_tensors(prepared, take)
     return found
-
-
-def _prepares_at_once(encoder: StreamingSetEncoder, empty: SetState) -> bool:
-    """Whether what is prepared is the same for all sets."""
-    return encoder.own_slots_at_once or not empty.has_own_slots
 
 
 def _trained(encoder: StreamingSetEncoder) -> list[nn.Parameter]:
-    """The parameters that shape states and want gradients, each once, though two may share it."""
+    """The parameters that shape states and require gradients, each once, even if it is shared."""
     parameters = chain(*(module.parameters() for module in encoder.shaping_modules()))
     return [p for p in dict.fromkeys(parameters) if p.requires_grad]
-
-
-def _known(number: int | None) -> int:
-    if number is None:
-        raise InputError(
-            f"{CHANGED}: one of them holds other numbers now, or is cut in another place, and a maximum, a "
-            "minimum or elements that want gradients must be found again where they were. Leave "
-            "shuffling and random augmentation out."
-        )
-    return number
-
-
-def _alone(_: Statistics, found: Statistics) -> Statistics:
-    """What a chunk found, joined with nothing."""
-    return found
 
 
 def _detached(statistics: Statistics) -> Statistics:
     return {name: tuple(p.detach() for p in parts) for name, parts in statistics.items()}
 
 
-def _added(total: Tensor | None, grad: Tensor | None) -> Tensor | None:
-    """A running total in float64; None as long as there was nothing to add."""
+def _add(total: Tensor | None, grad: Tensor | None) -> Tensor | None:
+    """Add a gradient to a running total in float64; None if there is none yet."""
     if grad is None:
         return total
     if total is None:
@@ -331,8 +338,8 @@ def _gradients_of(
     return tuple(next(found) if tensor.requires_grad else None for tensor in wanted)
 
 
-def _refuse_strangers(found: Statistics, known: Sequence[Tensor]) -> None:
-    """Raise if statistics depend on something that wants gradients and would not get them."""
+def _check_leaves(found: Statistics, known: Sequence[Tensor]) -> None:
+    """Raise InputError if statistics depend on a leaf that would not get its gradient."""
     ours = {id(tensor) for tensor in known}
     waiting = [part.grad_fn for parts in found.values() for part in parts]
     seen: set[Any] = {None}
@@ -344,23 +351,24 @@ def _refuse_strangers(found: Statistics, known: Sequence[Tensor]) -> None:
         variable = getattr(node, "variable", None)  # of the end of a graph
         if variable is not None and id(variable) not in ours:
             raise InputError(
-                f"the elements meet a tensor {tuple(variable.shape)} that wants a gradient and is no parameter of "
-                "the encoder, so a replay cannot give it one: make it a parameter or a context, detach it, or use "
-                'fold(..., gradient="autograd"), which keeps its graph.'
+                f"the encoder uses a tensor {tuple(variable.shape)} that requires a gradient and is "
+                "not one of its parameters, so that a replay cannot compute it: make it a parameter "
+                'or a context, detach it, or use fold(..., gradient="autograd"), which keeps the '
+                "graph."
             )
         waiting += [following for following, _ in getattr(node, "next_functions", ())]
 
 
 def _epsilon(state: SetState) -> float:
-    """How far apart neighbouring numbers are, of those that statistics are computed from."""
+    """The relative precision with which statistics are computed."""
     if autocasts(state.device):
         return torch.finfo(torch.get_autocast_dtype(state.device.type)).eps
-    return torch.finfo(state.fingerprint.dtype or torch.float32).eps
+    return torch.finfo(state.weights.dtype or torch.float32).eps
 
 
 @contextmanager
 def _without_hooks(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """A context in which hooks on gradients wait: they are for the sum over all chunks, which follows."""
+    """A context without gradient hooks: they must see only the sum over all chunks."""
     hooks = [parameter._backward_hooks for parameter in parameters]
     try:
         for parameter in parameters:
@@ -373,7 +381,7 @@ def _without_hooks(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
 
 @contextmanager
 def _in_modes(modes: Sequence[tuple[nn.Module, bool]]) -> Iterator[None]:
-    """A context in which modules train or not as they once did."""
+    """A context in which modules are in the modes that they had during the fold."""
     now = [module.training for module, _ in modes]
     try:
         for module, training in modes:
@@ -385,7 +393,7 @@ def _in_modes(modes: Sequence[tuple[nn.Module, bool]]) -> Iterator[None]:
 
 
 def _autocast_now(device: torch.device) -> Callable[[], Any]:
-    """A context in which autocast is as it is now; the backward pass runs in another one."""
+    """A function that returns a context with today's autocast settings, for the backward pass."""
     if device.type == "meta":  # there is none
         return nullcontext
     on, dtype = autocasts(device), torch.get_autocast_dtype(device.type)

@@ -1,9 +1,8 @@
-"""Chunks of sets, as often as they are needed, and whether they are still the same."""
+"""Chunks of sets, read as often as needed, and whether they are still the same."""
 
 from __future__ import annotations
 
-from array import array
-from collections import defaultdict, deque
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
@@ -12,23 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from setfold.core.inputs import CHUNK_FORMS, Array, Chunk, chunk_from, type_names
+from setfold.core.weights import version
 from setfold.errors import InputError
-from setfold.folding.piece import (
-    DIGESTS,
-    KINDS,
-    NOTHING,
-    SPREAD,
-    Array,
-    Digest,
-    Piece,
-    added,
-    kind_of,
-    piece_of,
-)
 
 Chunks = Array | Iterable[Any] | Callable[[], Iterable[Any]]
 SEEDS = 2**62
-CHANGED = "the chunks must be the same whenever they are read, and are not"
+SPREAD = 0x9E3779B1  # an odd number, so that the seeds of processes differ in all bits
+TILE_BYTES = 1 << 22  # of a whole tensor, read at once
+COSTLY_ROWS = 1 << 14  # elements of all sets together, if the encoder has a feature network
+ADVICE = (
+    "Chunks must be the same and in the same order each time they are read. Leave out shuffling "
+    "(for a DataLoader, shuffle=False), random augmentation, and layers that change their input in "
+    'place; or use gradient="unbiased" or "autograd", which read them once.'
+)
 
 
 class Source:
@@ -45,24 +41,23 @@ class Source:
         like: Tensor | None,
         again: bool,
         draws: bool,
-        careful: bool,
         batch_size: int | None = None,
-        apart: int = 0,
+        rank: int = 0,
     ) -> None:
         """Take chunks, or a function that opens a stream of them.
 
         Args:
             chunks: tensors or arrays (B, n_i, d), or pairs with a mask or an index.
-            like: a weight, whose dtype and device arrays are given.
+            like: a weight; arrays are converted to its dtype and device.
             again: whether they will be read again, if they can be.
-            draws: whether what is done to a chunk shall meet the same random numbers every time.
-            careful: whether to look closely at whether they are still the same.
-            batch_size: the number of sets of ragged chunks; of 1, an index may be left out.
-            apart: another number for each process, so that all draw differently.
+            draws: whether a chunk must meet the same random numbers each time it is read.
+            batch_size: the number of sets of ragged chunks; if it is 1, the index is optional.
+            rank: the rank of this process, so that all processes draw different numbers.
         """
         if not (isinstance(chunks, Iterable) or callable(chunks)):
             raise InputError(
-                f"{KINDS}: pass a list of them, or a function that opens a stream; got {kind_of(chunks)}."
+                f"{CHUNK_FORMS}: pass a list of them, or a function that opens a stream; got "
+                f"{type_names(chunks)}."
             )
         self.repeatable = not isinstance(chunks, Iterator)
         self._chunks = chunks
@@ -70,190 +65,189 @@ class Source:
         self._again = again and self.repeatable
         self._draws = draws
         self._batch_size = batch_size
-        self._careful = careful
-        self._apart = apart
+        self._rank = rank
         self._seed: int | None = None
-        self._first: tuple[Digest, array[int]] | None = None  # of all chunks, and of each
-        self._held: list[Piece] = []  # so that no other tensor takes their place in memory
+        self._marks: list[object] | None = None  # of each chunk, from the first read
+        self._held: list[Chunk] = []  # so that no other tensor gets the same address
 
     @property
     def holds_one(self) -> bool:
-        """Whether there is one chunk, and that can be told."""
+        """Whether there is known to be only one chunk."""
         return isinstance(self._chunks, Sequence) and len(self._chunks) == 1
 
-    def sets_in(self, piece: Piece) -> int:
-        """The number of sets that a piece is of."""
-        if piece.index is None:
-            sets = piece.elements.shape[0]
+    def sets_in(self, chunk: Chunk) -> int:
+        """The number of sets of a chunk."""
+        if chunk.index is None:
+            sets = chunk.elements.shape[0]
             if self._batch_size not in (None, sets):
                 raise InputError(
-                    f"batch_size is {self._batch_size}, and a chunk without an index is of {sets} sets: give "
-                    "rows (N, d) an index, the set of each, or leave batch_size out."
+                    f"batch_size is {self._batch_size}, but a chunk without an index has {sets} "
+                    "sets: pass an index, the set of each row, with rows (N, d), or leave "
+                    "batch_size out."
                 )
             return sets
         if self._batch_size is None:
-            raise InputError(
-                "ragged chunks need batch_size, the number of sets, beside their index."
-            )
+            raise InputError("ragged chunks need batch_size, the number of sets.")
         return self._batch_size
 
-    def read(self) -> Iterator[tuple[int | None, Piece]]:
-        """The chunks, each with the number that it had when it was first read.
-
-        Later they may come in another order. What is cut in other places then has no number.
+    def read(self) -> Iterator[tuple[int, Chunk]]:
+        """The chunks, numbered.
 
         Raises:
-            InputError: at the end, if the elements are not those of the first time.
+            InputError: a chunk is not the one that was read in this place the first time.
         """
         if not self._again:
-            yield from enumerate(map(self._piece, self._opened()))
+            yield from enumerate(map(self._chunk, self._open()))
             return
-        keys, total = array("q"), NOTHING
-        numbers = None if self._first is None else _Numbers(self._first[1])
-        for place, given in enumerate(self._opened()):
-            piece = self._piece(given)
-            digest, key = self._digest_and_key(given, piece)
-            total = added(total, digest)
-            if numbers is None:
-                keys.append(key)
-            yield place if numbers is None else numbers.of(place, key), piece
+        first, marks = self._marks, list[object]()
+        for number, given in enumerate(self._open()):
+            chunk = self._chunk(given)
+            marks.append(self._mark(given, chunk))
+            if first is not None and first[number : number + 1] != marks[-1:]:
+                raise InputError(f"chunk {number} has changed since it was first read. {ADVICE}")
+            yield number, chunk
         if self._draws:
-            self._own_seed()  # without chunks too, so that processes stay in step
-        if self._first is None:
-            self._first = total, keys
-        else:
-            _refuse_other(self._first[0], total)
+            self._own_seed()  # even without chunks, so that processes draw the same number of seeds
+        if first is None:
+            self._marks = marks
+        elif len(marks) < len(first):
+            raise InputError(f"{len(first)} chunks were read first, now {len(marks)}. {ADVICE}")
 
     def drawn(self, samples: int) -> Source:
-        """Some of the chunks, at random; where they can be chosen, no others are looked at."""
+        """Some of the chunks, chosen at random; a sequence is not read for that."""
         if isinstance(self._chunks, Sequence):
             chosen = torch.randperm(len(self._chunks))[:samples].tolist()
             chunks = [self._chunks[number] for number in chosen]
         else:
             sample = Sample(samples)
-            for number, given in enumerate(self._opened()):
-                sample.offer(number, piece_of(given, self._like))
-            chunks = [piece for _, piece in sample.kept]
+            for number, given in enumerate(self._open()):
+                sample.offer(number, chunk_from(given, self._like))
+            chunks = [chunk for _, chunk in sample.kept]
         found = copy(self)
         found._chunks, found.repeatable = chunks, True
         return found
 
-    def same_draws(self, number: int | None, device: torch.device) -> AbstractContextManager[None]:
-        """A context in which a chunk meets the same random numbers whenever it is read."""
-        if not self._draws:
-            return nullcontext()
-        if number is None:
-            return _undrawn(device)
-        return seeded(self._own_seed() + number, device)
+    def same_draws(self, number: int, device: torch.device) -> AbstractContextManager[None]:
+        """A context in which a chunk meets the same random numbers each time it is read."""
+        return seeded(self._own_seed() + number, device) if self._draws else nullcontext()
 
     def _own_seed(self) -> int:
         if self._seed is None:
-            self._seed = (fresh_seed() + self._apart * SPREAD) % SEEDS
+            self._seed = (fresh_seed() + self._rank * SPREAD) % SEEDS
         return self._seed
 
-    def _opened(self) -> Iterable[Any]:
+    def _open(self) -> Iterable[Any]:
         opened = self._chunks if isinstance(self._chunks, Iterable) else self._chunks()
         if not isinstance(opened, Iterable):
             raise InputError(
-                f"the function must open a stream of chunks; it gave {kind_of(opened)}."
+                f"the function must return an iterable of chunks; it returned {type_names(opened)}."
             )
         return opened
 
-    def _digest_and_key(self, given: Any, piece: Piece) -> tuple[Digest, int]:
-        """What a chunk adds to the digest of all, and what tells it from others.
-
-        Of tensors that stay in memory that is where they are, and how often they were written to.
-        """
+    def _mark(self, given: Any, chunk: Chunk) -> object:
+        """What identifies a chunk: where it is in memory, or a checksum if it is read or computed."""
+        parts = (chunk.elements, chunk.mask, chunk.index)
         elements = given[0] if isinstance(given, tuple | list) else given
         if isinstance(self._chunks, Sequence) and isinstance(elements, Tensor):
-            if self._first is None:
-                self._held.append(piece)
-            digest = piece.elements.numel(), hash(piece.places()) % DIGESTS
-            return digest, hash(digest)
-        digest = piece.digest(self._careful)
-        return digest, hash((digest, b"" if self._careful else piece.glimpse()))
+            if self._marks is None:
+                self._held.append(chunk)
+            return [None if part is None else (*version(part), part.shape) for part in parts]
+        return [None if part is None else (part.shape, _checksum(part)) for part in parts]
 
-    def _piece(self, given: Any) -> Piece:
-        piece = given if isinstance(given, Piece) else piece_of(given, self._like)
-        if self._batch_size == 1 and piece.mask is None and piece.index is None:
-            if piece.elements.dim() == 3 and piece.elements.shape[0] == 1:
+    def _chunk(self, given: Any) -> Chunk:
+        chunk = given if isinstance(given, Chunk) else chunk_from(given, self._like)
+        if self._batch_size == 1 and chunk.mask is None and chunk.index is None:
+            if chunk.elements.dim() == 3 and chunk.elements.shape[0] == 1:
                 raise InputError(
-                    f"with batch_size=1 chunks are rows (N, d); got {tuple(piece.elements.shape)}. Leave batch_size "
-                    "out, or give an index of zeros if each element is of two dimensions."
+                    f"with batch_size=1 chunks are rows (N, d); got {tuple(chunk.elements.shape)}. "
+                    "Leave batch_size out, or pass an index of zeros if each element has two "
+                    "dimensions."
                 )
-            return Piece(piece.elements.unsqueeze(0))  # every row is of the only set there is
-        return piece
+            return Chunk(chunk.elements.unsqueeze(0))  # all rows belong to the only set
+        return chunk
+
+
+def _checksum(tensor: Tensor) -> int:
+    """A checksum of the bytes in their order."""
+    if tensor.is_meta:
+        return 0
+    plain = tensor.detach().resolve_neg().cpu().contiguous()
+    return zlib.crc32(plain.reshape(-1).view(torch.uint8).numpy().data)
+
+
+class Tiles(Sequence[Any]):
+    """Whole sets, split along their elements; an array may be larger than memory.
+
+    Args:
+        elements: (B, n, d), or with axis 0 rows (N, d).
+        beside: a mask (B, n), or with axis 0 an index (N,).
+        axis: along which to split.
+        costly: whether the encoder computes something much larger from each element.
+
+    >>> tiles = Tiles(torch.zeros(2, 20_000, 3), costly=True)
+    >>> [tuple(elements.shape) for (elements,) in tiles]
+    [(2, 8192, 3), (2, 8192, 3), (2, 3616, 3)]
+    """
+
+    def __init__(
+        self, elements: Array, beside: Array | None = None, *, axis: int = 1, costly: bool = False
+    ) -> None:
+        if elements.ndim <= axis:
+            raise InputError(f"{CHUNK_FORMS}; got {tuple(elements.shape)}.")
+        length = elements.shape[axis]
+        if beside is not None and beside.shape != elements.shape[: axis + 1]:
+            expected, got = tuple(elements.shape[: axis + 1]), tuple(beside.shape)
+            raise InputError(f"mask or index must be {expected}; got {got}.")
+        by_size = length * TILE_BYTES // max(1, elements.nbytes)
+        by_number = COSTLY_ROWS // max(1, elements.shape[0] if axis else 1)
+        self._rows = max(1, min(by_size, by_number) if costly else by_size)
+        self._count = max(1, -(-length // self._rows))
+        self._axis = axis
+        self._parts = (elements,) if beside is None else (elements, beside)
+        # Views of a tensor are taken together: their gradients then flow through one node.
+        self._views = elements.split(self._rows, axis) if isinstance(elements, Tensor) else None
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, number: Any) -> tuple[Array, ...]:
+        if not 0 <= number < len(self):
+            raise IndexError(number)
+        rows = slice(number * self._rows, (number + 1) * self._rows)
+        place = (slice(None),) * self._axis + (rows,)
+        elements, *beside = self._parts
+        tile = elements[place] if self._views is None else self._views[number]
+        return tile, *(part[place] for part in beside)
 
 
 class Sample:
-    """Some pieces of a stream, each as likely as any other however many there will be."""
+    """A reservoir sample of a stream: every chunk is kept with the same probability."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.seen = 0
-        self.kept: list[tuple[int | None, Piece]] = []
+        self.kept: list[tuple[int, Chunk]] = []
 
-    def offer(self, number: int | None, piece: Piece) -> None:
-        """Keep a copy of the piece, perhaps in place of another, or pass it by."""
+    def offer(self, number: int, chunk: Chunk) -> None:
+        """Keep a copy of the chunk, perhaps in place of another, or ignore it."""
         place = self.seen if self.seen < self.size else int(torch.randint(self.seen + 1, ()))
         self.seen += 1
-        if place < self.size:  # a copy, since a stream may use its memory again
-            self.kept[place : place + 1] = [(number, piece.clone())]
+        if place < self.size:  # a copy, since a stream may reuse its memory
+            self.kept[place : place + 1] = [(number, chunk.clone())]
 
 
 def fresh_seed() -> int:
-    """A seed that follows from torch's own."""
+    """A seed drawn from torch's default generator."""
     return int(torch.randint(SEEDS, ()))
 
 
 @contextmanager
-def _undrawn(device: torch.device) -> Iterator[None]:
-    """A context for a chunk that is cut in another place, in which nothing may draw."""
-    cpu = device.type == "cpu"
-    generator = torch if cpu else getattr(torch, device.type)
-    before = generator.get_rng_state()
-    yield
-    if not torch.equal(generator.get_rng_state(), before):
-        raise InputError(
-            f"{CHANGED}: one of them holds other numbers now, or is cut in another place, and the model draws "
-            "random numbers, as dropout does. Leave shuffling out, or call model.eval()."
-        )
-
-
-@contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """A context with random numbers of its own; those outside go on as if nothing had been."""
+    """A context with its own random numbers; the generators outside are not affected."""
     cpu = device.type == "cpu"
     with torch.random.fork_rng([] if cpu else [device], device_type="cuda" if cpu else device.type):
         if cpu:
-            torch.default_generator.manual_seed(seed)  # torch.manual_seed looks at every device
+            torch.default_generator.manual_seed(seed)  # torch.manual_seed queries every device
         else:
             torch.manual_seed(seed)
         yield
-
-
-class _Numbers:
-    """Which of the chunks that were read first a chunk is, when they are read again."""
-
-    def __init__(self, keys: array[int]) -> None:
-        self._keys = keys
-        self._left: defaultdict[int, deque[int]] | None = None  # as long as they come in order
-
-    def of(self, place: int, key: int) -> int | None:
-        """The number of a chunk that comes at some place; None for one that is new."""
-        if self._left is None:
-            if place < len(self._keys) and self._keys[place] == key:
-                return place
-            self._left = defaultdict(deque)
-            for number in range(place, len(self._keys)):
-                self._left[self._keys[number]].append(number)
-        return self._left[key].popleft() if self._left[key] else None
-
-
-def _refuse_other(first: Digest, now: Digest) -> None:
-    if first != now:
-        raise InputError(
-            f"{CHANGED}: the first time they held {first[0]} numbers, now {now[0]}, or other ones. Read from a "
-            "list, a file or a function that opens the stream anew; leave random augmentation out, and "
-            "layers that change their input in place."
-        )

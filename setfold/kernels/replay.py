@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from setfold.errors import InputError
 from setfold.kernels.precision import accumulator_dtype
 from setfold.kernels.tiles import tiles
 
@@ -20,41 +17,21 @@ Gradients = tuple[Tensor | None, ...]
 # A tile function: (elements (b, r, d), mask (b, r) | None, *tensors) -> its sum, (b, ...).
 TileFunction = Callable[..., Tensor]
 
-_values_wanted = ContextVar("values_wanted", default=True)
-
-
-@contextmanager
-def gradients_only() -> Iterator[None]:
-    """A context in which sums that recompute themselves for their gradients need not be right.
-
-    Who knows the sum already and runs its chunks again for the gradients saves a forward pass.
-    """
-    token = _values_wanted.set(False)
-    try:
-        yield
-    finally:
-        _values_wanted.reset(token)
-
-
-def values_wanted() -> bool:
-    """Whether sums are wanted for themselves."""
-    return _values_wanted.get()
-
 
 def differentiable_once(backward: Callable[..., Gradients]) -> Callable[..., Gradients]:
-    """A backward pass that recomputes, and has no graph of its own for second derivatives.
+    """Make a backward pass raise RuntimeError if it is asked for second derivatives.
 
-    torch's once_differentiable says so only where the gradient that comes in depends on something, and else
-    leaves the second derivative out without a word.
+    torch's once_differentiable raises only if the incoming gradient requires a gradient. Otherwise
+    it drops the second derivative silently.
     """
 
     @wraps(backward)
     def checked(ctx: Any, *grads: Tensor) -> Gradients:
         if torch.is_grad_enabled():  # create_graph=True
-            raise InputError(
-                "there are no second derivatives here (create_graph=True): what is large is computed again for "
-                "its gradients, and leaves no graph. Fold chunks of at most 4,096 elements with "
-                'gradient="autograd", or call the encoder on sets as small as that.'
+            raise RuntimeError(
+                "second derivatives (create_graph=True) are not available for large inputs, whose "
+                "backward pass recomputes them without a graph. Use sets of at most 4,096 elements, "
+                'or fold chunks of that size with gradient="autograd".'
             )
         return backward(ctx, *grads)
 
@@ -67,6 +44,7 @@ def summed_over_tiles(
     elements: Tensor,
     mask: Tensor | None,
     tensors: tuple[Tensor | None, ...],
+    gradients_only: bool = False,
 ) -> Tensor:
     """Sum `function` over the tiles of `elements`, in float64, differentiably in constant memory.
 
@@ -76,21 +54,23 @@ def summed_over_tiles(
         elements: (B, n, d) with n > 0.
         mask: (B, n), True where present, or None.
         tensors: what else the function is differentiable in; None is passed through.
+        gradients_only: whether only gradients are needed, so that the sums may be wrong.
 
     Returns:
         The sums, (B, ...), in float64.
     """
-    return _Replay.apply(function, rows, elements, mask, *tensors)
+    return _Replay.apply(function, rows, gradients_only, elements, mask, *tensors)
 
 
 class _Replay(torch.autograd.Function):
-    """Saves its inputs only; the backward pass runs each tile again, with a graph."""
+    """Saves only its inputs; the backward pass runs each tile again, with a graph."""
 
     @staticmethod
     def forward(
         ctx: Any,
         function: TileFunction,
         rows: int,
+        gradients_only: bool,
         elements: Tensor,
         mask: Tensor | None,
         *tensors: Tensor | None,
@@ -105,7 +85,7 @@ class _Replay(torch.autograd.Function):
             if sums is None:
                 precise = accumulator_dtype(elements.device)
                 sums = added.new_zeros(batch, *added.shape[1:], dtype=precise)
-            if not values_wanted():
+            if gradients_only:  # the shape is known
                 break
             sums[sets] += added
         assert sums is not None
@@ -115,12 +95,12 @@ class _Replay(torch.autograd.Function):
     @differentiable_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         elements, mask, *tensors = ctx.saved_tensors
-        need_elements, _, *need_tensors = ctx.needs_input_grad[2:]
+        need_elements, _, *need_tensors = ctx.needs_input_grad[3:]
         needs = [need_elements, *need_tensors]
         element_grad, tensor_grads = replayed_gradients(
             ctx.function, ctx.rows, elements, mask, tensors, needs, grad
         )
-        return None, None, element_grad, None, *tensor_grads
+        return None, None, None, element_grad, None, *tensor_grads
 
 
 def replayed_gradients(

@@ -163,12 +163,18 @@ def weigh(logits: Tensor, attention: str) -> Tensor:
     return activation / activation.sum(-1, keepdim=True)
 
 
-def weigh_(logits: Tensor, attention: str, ones: Tensor) -> Tensor:
-    """`weigh` in place on (r, K), without autograd; `ones` is (K,).
+def weigh_(logits: Tensor, attention: str, ones: Tensor | None = None) -> Tensor:
+    """`weigh` in place on (r, K), without autograd.
 
-    The sum over slots is a matrix-vector product: about twice as fast as a short reduction.
+    Args:
+        logits: (r, K), overwritten.
+        attention: "sigmoid" or "softmax".
+        ones: (K,). With it the sum over slots is a matrix-vector product: about twice as fast as a
+            short reduction, if there are many rows.
     """
     if attention == "softmax":
         return torch.softmax(logits, -1, out=logits)
     activation = logits.sigmoid_().add_(EPSILON)
+    if ones is None:
+        return activation.div_(activation.sum(-1, keepdim=True))
     return activation.div_(torch.mv(activation, ones).unsqueeze_(-1))

@@ -21,7 +21,7 @@ from torch.nn.functional import linear, pad
 
 from setfold.kernels.precision import accumulator_dtype
 from setfold.kernels.ragged import Group, gather, packs
-from setfold.kernels.replay import differentiable_once, summed_over_tiles, values_wanted
+from setfold.kernels.replay import differentiable_once, summed_over_tiles
 from setfold.kernels.scores import EPSILON, FoldedScores, Scores, weigh, weigh_
 from setfold.kernels.tiles import tile_rows, tiles
 
@@ -35,6 +35,7 @@ def slot_sums(
     scores: Scores,
     attention: str,
     projection: tuple[Tensor, Tensor | None] | None = None,
+    gradients_only: bool = False,
 ) -> Tensor:
     """Sum the weighted elements (or their values) of each set, slot by slot.
 
@@ -44,6 +45,7 @@ def slot_sums(
         scores: what turns elements into logits over K slots.
         attention: "sigmoid" or "softmax", both over slots.
         projection: weight (d_out, d) and bias of the value; None sums the elements themselves.
+        gradients_only: whether only gradients are needed, so that the sums may be wrong.
 
     Returns:
         sum_i W_ij [x_i, 1] (B, K, p + 1): the weighted sum and, last, the sum of the weights.
@@ -61,12 +63,12 @@ def slot_sums(
         return plain_sums(elements, mask, attention, scores, projection)
     if isinstance(scores, FoldedScores) and projection is None:
         if tracked:
-            return _FoldedSums.apply(elements, mask, attention, *scores)
+            return _FoldedSums.apply(elements, mask, attention, gradients_only, *scores)
         return _folded_forward(elements, mask, attention, *scores)
     rows = tile_rows(width + scores.room, elements.element_size())
     function = partial(_sums_from_tensors, attention, type(scores), len(scores))
     tensors = (*scores, *(projection or ()))
-    return summed_over_tiles(function, rows, elements, mask, tensors)
+    return summed_over_tiles(function, rows, elements, mask, tensors, gradients_only)
 
 
 def ragged_sums(
@@ -134,6 +136,19 @@ def _sum_piece(piece: Group, weights: Tensor, values: Tensor, total: Tensor, mas
     else:
         torch.bmm(turned, values.view(batch, length, -1), out=total)
     torch.sum(turned, 2, keepdim=True, out=mass)
+
+
+def project_sums(sums: Tensor, values: Tensor) -> Tensor:
+    """sum_i W_ij v_i (B, K, d_out) from sum_i W_ij [x_i, 1] (B, K, d + 1), in the dtype of the sums.
+
+    Args:
+        sums: (B, K, d + 1).
+        values: (d + 1, d_out), weight and bias of the value projection.
+    """
+    values = values.to(sums.dtype)
+    if sums.shape[0] == 1:  # less overhead than a batched product
+        return torch.mm(sums[0], values).unsqueeze(0)
+    return sums @ values
 
 
 def plain_sums(
@@ -207,10 +222,10 @@ def _folded_forward(
     rows = min(tile_rows(width + num_slots, elements.element_size()), batch * length)
     if batch * length == rows and batch == 1:  # one tile: as few calls as can be
         padded = pad(elements[0], (0, 1), value=1.0)
-        weights = weigh_(torch.mm(padded, matrix), attention, matrix.new_ones(num_slots))
+        weights = weigh_(torch.mm(padded, matrix), attention)
         if mask is not None:
             weights.mul_(mask[0].unsqueeze(-1))
-        return transposed_product(weights, padded).unsqueeze(0)
+        return transposed_product(weights, padded).unsqueeze_(0)
     matrix, offset = matrix[:-1].contiguous(), matrix[-1]
     sums = elements.new_zeros(batch, num_slots, width + 1, dtype=precise)
     total, mass = sums[..., :-1], sums[..., -1]
@@ -241,11 +256,12 @@ class _FoldedSums(torch.autograd.Function):
         elements: Tensor,
         mask: Tensor | None,
         attention: str,
+        gradients_only: bool,
         matrix: Tensor,
     ) -> Tensor:
         ctx.save_for_backward(elements, mask, matrix)
         ctx.attention = attention
-        if not values_wanted():
+        if gradients_only:
             precise = accumulator_dtype(elements.device)
             shape = (elements.shape[0], matrix.shape[1], elements.shape[2] + 1)
             return elements.new_zeros(shape, dtype=precise)
@@ -290,7 +306,7 @@ class _FoldedSums(torch.autograd.Function):
                 direct = shown.view(*tile.shape[:2], num_slots) @ total_grad[sets]
                 found = direct.view(-1, width).addmm_(grad, matrix.t())
                 elements_grad[sets, part] = found.view(tile.shape)
-        return elements_grad, None, None, grads.to(augmented.dtype)
+        return elements_grad, None, None, None, grads.to(augmented.dtype)
 
 
 def _weights_and_slope(logits: Tensor, attention: str, weights: Tensor, ones: Tensor) -> Tensor:

@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from setfold.core.encoder import SetEncoder
+from setfold.core.encoder import SetEncoder, StreamingSetEncoder
 from setfold.core.state import SetState
-from setfold.core.statistic import STATISTICS
 from setfold.folding.api import fold
+from setfold.folding.replay import replayable_fold
+from setfold.folding.source import Source
 from setfold.laws.elsewhere import fold_in_another_process
 from setfold.laws.law import LAWS as LAWS  # all of them, once this module has run
 from setfold.laws.law import Case, Model, Pair, folds, law, streams, takes
@@ -160,9 +161,9 @@ def _removes(model: Model) -> str | None:
         return streams(model)
     if not hasattr(model, "remove"):
         return "has no remove"
-    names = {a.statistic for a in getattr(model, "aggregates", ())}
-    kept = sorted(name for name in names if not STATISTICS[name].removable)
-    return f"what it keeps cannot forget: {', '.join(kept)}" if kept else None
+    fields = getattr(model.initial_state(1), "fields", {})
+    kept = sorted({repr(f.statistic) for f in fields.values() if not f.statistic.removable})
+    return f"it keeps statistics that cannot remove elements: {', '.join(kept)}" if kept else None
 
 
 @law("removal", "Removing what was added undoes it.", obstacle=_removes)
@@ -232,19 +233,67 @@ def two_processes(model: Model, case: Case) -> Iterator[Pair]:
     yield model.readout(model.update(empty, here).merge(state)), whole(model, empty, case)
 
 
+@law(
+    "weights change later",
+    "A change of the weights does not change a state that was computed before.",
+)
+def weights_change_later(model: Model, case: Case) -> Iterator[Pair]:
+    empty = model.initial_state(case.batch_size)
+    state = model.update(empty, case.elements)
+    expected = model.readout(state).clone()
+    parameters = list(model.parameters())
+    before = [parameter.detach().clone() for parameter in parameters]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "state.safetensors"
+        try:
+            for parameter in parameters:
+                parameter.data.add_(1)  # invisible to autograd's version counter
+            kept = state.merge(empty)
+            if hasattr(state, "save"):
+                state.save(path)
+        finally:
+            for parameter, values in zip(parameters, before, strict=True):
+                parameter.data.copy_(values)
+        yield model.readout(state), expected
+        yield model.readout(kept), expected
+        if hasattr(state, "save"):
+            yield model.readout(type(state).load(path)), expected
+
+
+@law("NaN and infinity", "An element that is not finite raises an error and changes nothing.")
+def not_finite(model: Model, case: Case) -> Iterator[Pair]:
+    state = model.update(model.initial_state(case.batch_size), case.elements)
+    expected = model.readout(state).clone()
+    width = case.elements.shape[2]
+    for bad in (torch.nan, torch.inf, -torch.inf):
+        for column in range(width):
+            elements = case.elements.clone()
+            elements[-1, -1, column] = bad
+            raised = case.elements.new_zeros(())
+            try:
+                model.update(state, elements)
+            except ValueError:  # setfold's NonFiniteError is one
+                raised += 1
+            yield raised, torch.ones_like(raised)
+    yield model.readout(state), expected
+
+
 @law("equal gradients", "Every partition has the gradients of the whole set.", folds, slack=10)
 def equal_gradients(model: Model, case: Case) -> Iterator[Pair]:
-    def encode(elements: Tensor, chunked: bool) -> Tensor:
-        pieces = elements.split(list(case.lengths), 1) if chunked else (elements,)
+    def encode(elements: Tensor, way: str) -> Tensor:
+        pieces = (elements,) if way == "whole" else elements.split(list(case.lengths), 1)
         if streams(model):
-            return fold(model, pieces) if chunked else model(elements)
+            return model(elements) if way == "whole" else fold(model, pieces)
         empty = model.initial_state(case.batch_size, **same_slots)
+        if way == "replayed":  # as `fold` does, with slots that do not change between the ways
+            source = Source(pieces, like=None, again=True, draws=False)
+            return model.readout(replayable_fold(lambda sets: (model, empty), source)[1])
         return model.readout(folded(model, empty, pieces))
 
-    def gradients(chunked: bool) -> list[Tensor]:
+    def gradients(way: str) -> list[Tensor]:
         elements = case.elements.clone().requires_grad_()
         with torch.enable_grad():
-            encoding = encode(elements, chunked)
+            encoding = encode(elements, way)
             draw = torch.Generator().manual_seed(case.seed)
             weight = torch.randn(encoding.shape, generator=draw).to(encoding)
             loss = (weight * encoding).sum() / max(1, case.elements.shape[1])
@@ -256,13 +305,15 @@ def equal_gradients(model: Model, case: Case) -> Iterator[Pair]:
 
     frame = () if streams(model) else getattr(model.initial_state(case.batch_size), "frame", ())
     same_slots = {"slots": [slots.detach() for slots in frame]} if frame else {}
-    found, expected = gradients(chunked=True), gradients(chunked=False)
+    expected = gradients("whole")
     scale = max((float(e.abs().max()) for e in expected if e.numel()), default=0.0)
-    unit = case.elements.new_tensor(
-        [scale]
-    )  # gradients that are noise beside the others may differ
-    for f, e in zip(found, expected, strict=True):
-        yield torch.cat([f.flatten(), unit]), torch.cat([e.flatten(), unit])
+    unit = case.elements.new_tensor([scale])  # errors are relative to the largest gradient
+    ways = ["chunked"]
+    if isinstance(model, StreamingSetEncoder):
+        ways.append("replayed")  # exact gradients in the memory of one chunk
+    for way in ways:
+        for f, e in zip(gradients(way), expected, strict=True):
+            yield torch.cat([f.flatten(), unit]), torch.cat([e.flatten(), unit])
 
 
 def _has_encodings_of_nothing(model: Model) -> str | None:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from setfold.core.arguments import refuse_other_than, refuse_sizes
 from setfold.core.encoder import SetEncoder
+from setfold.core.inputs import check_choice, check_sizes
 from setfold.core.statistic import spread
 from setfold.core.whole import WholeSetEncoder
 from setfold.encoders.slot_set import SlotSetEncoder
@@ -36,7 +36,7 @@ class ChunkAverage(WholeSetEncoder):
 
     def __init__(self, encoder: SetEncoder, chunk_size: int) -> None:
         super().__init__()
-        refuse_sizes(chunk_size=chunk_size)
+        check_sizes(chunk_size=chunk_size)
         if not isinstance(encoder, SetEncoder):
             raise InputError(f"encoder must be a set encoder; got {type(encoder).__name__}.")
         self.encoder = encoder
@@ -79,8 +79,8 @@ class PublishedSlotSetEncoder(WholeSetEncoder):
         redraw: bool = False,
     ) -> None:
         super().__init__()
-        refuse_sizes(chunk_size=chunk_size)
-        refuse_other_than(PUBLISHED_AGGREGATES, aggregate=aggregate)
+        check_sizes(chunk_size=chunk_size)
+        check_choice(PUBLISHED_AGGREGATES, aggregate=aggregate)
         if not isinstance(encoder, SlotSetEncoder):
             raise InputError(f"encoder must be a Slot Set Encoder; got {type(encoder).__name__}.")
         if redraw and encoder.slots == "learned":

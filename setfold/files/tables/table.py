@@ -2,13 +2,13 @@
 
     rows of a batch  --absorbed-->  partial states  --merged-->  states  --read_out-->  encodings
 
-A partial state is a value: it can be computed anywhere, twice, and sent about. What runs the first
-step on many machines (Ray, Spark, Dask, a loop) needs to know nothing else.
+A partial state is a value: it can be computed on any machine, more than once, and sent anywhere.
+An engine that runs the first step on many machines (Ray, Spark, Dask, a loop) needs nothing else.
 
-    StateTable   sets and their states; every set stands in it once
+    StateTable   sets and their states; each set is listed once
     RowTable     sets and elements, one row for each element
-    absorbed     rows -> states, or the rows themselves where they are fewer bytes
-    merged       states -> states, those of the same set merged
+    absorbed     rows -> states, or the rows themselves if they take fewer bytes
+    merged       states -> states, merged where tables share a set
     read_out     states -> (set, count, encoding)
 """
 
@@ -29,22 +29,22 @@ from torch import Tensor
 
 from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.state import SetState
-from setfold.core.statistic import STATISTICS, join
-from setfold.core.weights import Fingerprint, first_tensor
+from setfold.core.statistic import describe_fields, fields_from, identity, join
+from setfold.core.weights import Weights
 from setfold.errors import FileError, InputError, StateMismatchError
-from setfold.files.tables.usable import refuse_unusable
+from setfold.files.tables.usable import check_usable
 
-VERSION = 1
-HEADER, FRAME = b"setfold", b"setfold.core.frame"  # entries in the metadata of an Arrow schema
-SLICE_BYTES = 1 << 24  # of elements that are absorbed at once
-READ_BYTES = 1 << 24  # of states, or of encodings, that are read out at once
+VERSION = 2
+HEADER, FRAME = b"setfold", b"setfold.frame"  # entries in the metadata of an Arrow schema
+SLICE_BYTES = 1 << 24  # elements to absorb at once
+READ_BYTES = 1 << 24  # states or encodings to read out at once
 
 
 class StateTable:
-    """Sets and their states; every set stands in it once.
+    """Sets and their states; each set is listed once.
 
     Args:
-        sets: their names, (B,), of any type that Arrow can compare.
+        sets: their ids, (B,), of any type that Arrow can compare.
         state: of the B sets, in that order, on the CPU.
 
     >>> import setfold
@@ -67,25 +67,25 @@ class StateTable:
 
     @property
     def nbytes(self) -> int:
-        """What the table takes in memory; slots, which all sets share, do not count."""
+        """The size in memory, without the slots that all sets share."""
         return self.sets.nbytes + sum(part.nbytes for part in _per_set(self.state).values())
 
     @staticmethod
     @torch.no_grad()
     def of(encoder: StreamingSetEncoder, sets: pa.Array, elements: Tensor) -> StateTable:
-        """What rows add to their sets.
+        """The states of the sets that some rows belong to, from these rows alone.
 
         Args:
             encoder: in evaluation mode.
             sets: (N,), the set of each row.
-            elements: (N, d), where the encoder is.
+            elements: (N, d), on the encoder's device.
         """
         names, index = _names_and_index(sets)
-        begun = encoder.initial_state(len(names))
+        empty = encoder.initial_state(len(names))
         if len(names) == 1:
-            state = encoder.update(begun, elements.unsqueeze(0))
+            state = encoder.update(empty, elements.unsqueeze(0))
         else:
-            state = encoder.update(begun, elements, index=index.to(elements.device))
+            state = encoder.update(empty, elements, index=index.to(elements.device))
         return StateTable(names, state.to("cpu"))
 
     def parts(self) -> Iterator[pa.Table]:
@@ -95,15 +95,15 @@ class StateTable:
             yield arrow.slice(start, size)
 
     def take(self, places: np.ndarray) -> StateTable:
-        """Some of the sets, in the order of their places."""
+        """The sets at some places, in that order."""
         rows = torch.from_numpy(places)
         named = self.state.tensors()
         named |= {name: part[rows] for name, part in _per_set(self.state).items()}
-        state = SetState.from_tensors(named, self.state.aggregate, self.state.fingerprint)
+        state = SetState.from_tensors(named, self.state.fields, self.state.weights)
         return StateTable(self.sets.take(pa.array(places)), state)
 
     def sorted(self) -> StateTable:
-        """The same, in the order of the sets' names."""
+        """The same table, sorted by set."""
         places = pc.array_sort_indices(self.sets).to_numpy()
         ordered = bool((places[:-1] < places[1:]).all())
         return self if ordered else self.take(places.astype(np.int64))
@@ -118,8 +118,8 @@ class StateTable:
         header = {
             "kind": "states",
             "version": VERSION,
-            "aggregate": list(self.state.aggregate),
-            "digest": self.state.fingerprint.digest,
+            "fields": describe_fields(self.state.fields),
+            "digest": self.state.weights.digest,
             "shapes": shapes,
         }
         frame = {f"slots.{i}": slots for i, slots in enumerate(self.state.frame)}
@@ -128,10 +128,10 @@ class StateTable:
 
     @staticmethod
     def from_arrow(table: pa.Table) -> StateTable:
-        """What `to_arrow` gave, here or elsewhere.
+        """The table that `to_arrow` returned, here or in another process.
 
         Raises:
-            FileError: the table is another one.
+            FileError: the table is damaged, or not a table of states.
         """
         header = header_of(table.schema)
         try:
@@ -139,21 +139,23 @@ class StateTable:
                 name: as_tensor(table[name], shape) for name, shape in header["shapes"].items()
             }
             named |= tensors_from(table.schema.metadata[FRAME])
-            fingerprint = Fingerprint.from_digest(header["digest"])
-            state = SetState.from_tensors(named, header["aggregate"], fingerprint)
+            fields = fields_from(header["fields"])
+            state = SetState.from_tensors(named, fields, Weights.from_digest(header["digest"]))
             return StateTable(combined(table["set"]), state)
-        except (KeyError, TypeError, ValueError) as error:
-            raise FileError(f"the table of states is damaged: {error!r}. Write it anew.") from error
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            if isinstance(error, FileError):
+                raise
+            raise FileError(f"the table of states is damaged: {error!r}. Write it again.") from error
 
     @staticmethod
     def all_from_arrow(table: pa.Table) -> list[StateTable]:
-        """The parts of a table in which a set may stand several times; in each it stands once."""
+        """A table that may list a set several times, as tables that list each set once."""
         whole = StateTable.from_arrow(table)
         codes = whole.sets.dictionary_encode().indices.to_numpy()
         order = np.argsort(codes, kind="stable")
         first = np.flatnonzero(np.diff(codes[order], prepend=-1))  # where each set begins
         lengths = np.diff(np.append(first, len(order)))
-        times = np.empty(len(order), np.int64)  # how often a set stood before
+        times = np.empty(len(order), np.int64)  # how often a set was listed before
         times[order] = np.arange(len(order)) - np.repeat(first, lengths)
         if not times.any():
             return [whole]
@@ -177,11 +179,11 @@ class RowTable:
 
     @property
     def nbytes(self) -> int:
-        """What the table takes in memory."""
+        """The size in memory."""
         return self.sets.nbytes + self.elements.nbytes
 
     def take(self, places: np.ndarray) -> RowTable:
-        """Some of the rows, in the order of their places."""
+        """The rows at some places, in that order."""
         return RowTable(self.sets.take(pa.array(places)), self.elements[torch.from_numpy(places)])
 
     def to_arrow(self) -> pa.Table:
@@ -192,7 +194,7 @@ class RowTable:
 
     @staticmethod
     def from_arrow(table: pa.Table) -> RowTable:
-        """What `to_arrow` gave."""
+        """The table that `to_arrow` returned."""
         shape = header_of(table.schema)["shape"]
         return RowTable(combined(table["set"]), as_tensor(table["elements"], shape))
 
@@ -216,60 +218,51 @@ def from_arrow(table: pa.Table) -> Table:
 
 
 def element_dtypes(encoder: StreamingSetEncoder) -> tuple[np.dtype, torch.dtype]:
-    """As what elements are read, and as what the encoder takes them; numpy does not know all of torch's."""
-    like = first_tensor(encoder.shaping_modules())
+    """The dtype in which elements are read, and the one that the encoder takes.
+
+    They differ for dtypes that numpy does not have.
+    """
+    like = encoder.first_weight
     wanted = torch.float32 if like is None else like.dtype
     return np.dtype(np.float64 if wanted == torch.float64 else np.float32), wanted
 
 
-def state_bytes(encoder: StreamingSetEncoder) -> int:
-    """What the state of one set takes."""
-    return sum(part.nbytes for part in _per_set(encoder.initial_state(1)).values())
-
-
 def absorbed(encoder: StreamingSetEncoder, sets: pa.Array, elements: Tensor) -> Table:
-    """What rows add to their sets: states, or the rows themselves where they are fewer bytes.
+    """The states of some rows' sets, or the rows themselves if they take fewer bytes.
 
-    So however small the sets are, what is kept of the rows is never larger than the rows.
+    The result is never larger than the rows, even if the sets are small.
 
     Args:
         encoder: in evaluation mode.
         sets: (N,), the set of each row.
-        elements: (N, d), where the encoder is.
+        elements: (N, d), on the encoder's device.
     """
     codes = sets.dictionary_encode()
-    if len(codes.dictionary) * state_bytes(encoder) <= elements.nbytes:
+    if len(codes.dictionary) * encoder.state_nbytes <= elements.nbytes:
         return StateTable.of(encoder, codes, elements)
-    refuse_unusable(encoder, elements)  # now, while it is known where they stand
+    check_usable(encoder, elements)  # now, while their row numbers are known
     return RowTable(codes.dictionary_decode(), elements.cpu())
 
 
 def merged(tables: Sequence[StateTable]) -> StateTable:
-    """One table of all the sets, where those that several have in common are merged.
+    """One table of all sets; states of the same set are merged.
 
-    The states of a set are merged from the first to the last. That it does not matter how many at a
-    time makes runs repeatable to the last bit.
+    The states of a set are merged in the order of the tables. The result does not depend on how
+    many are merged at a time, so runs are reproducible to the last bit.
 
     Raises:
-        StateMismatchError: tables of other weights or slots.
+        StateMismatchError: the tables have different weights or slots.
     """
     if not tables:
         raise InputError("merged needs at least one table; got none.")
     first = tables[0].state
     for table in tables[1:]:
-        refuse_other(first, table.state)
+        check_mergeable(first, table.state)
     if len(tables) == 1:
         return tables[0]
     names, places = _names_and_index(pa.concat_arrays([table.sets for table in tables]))
     total = first.with_statistics(
-        {
-            name: tuple(
-                part.new_full((len(names), *part.shape[1:]), empty)
-                for part, empty in zip(parts, STATISTICS[name].empty, strict=True)
-            )
-            for name, parts in first.statistics.items()
-        },
-        first.count.new_zeros(len(names)),
+        identity(first.fields, len(names), first.device), first.count.new_zeros(len(names))
     )
     start = 0
     for table in tables:
@@ -279,32 +272,33 @@ def merged(tables: Sequence[StateTable]) -> StateTable:
 
 
 def _names_and_index(sets: pa.Array) -> tuple[pa.Array, Tensor]:
-    """The different sets of some rows, and for each row which of them it belongs to."""
+    """The distinct sets of some rows, and the index of each row's set among them."""
     codes = sets.dictionary_encode()
     return codes.dictionary, torch.from_numpy(codes.indices.to_numpy().astype(np.int64))
 
 
 def _merge_into(total: SetState, places: Tensor, state: SetState) -> None:
-    """Merge a state into some of the sets of another, which nobody else has seen yet."""
+    """Merge a state into some sets of another, in place; the caller owns `total`."""
     held = {name: tuple(p[places] for p in parts) for name, parts in total.statistics.items()}
-    for name, parts in join(held, state.statistics).items():
+    for name, parts in join(total.fields, held, state.statistics).items():
         for whole, part in zip(total.statistics[name], parts, strict=True):
             whole[places] = part
     total.count[places] += state.count
 
 
-def refuse_other(first: SetState, other: SetState) -> None:
-    """Raise unless two states of any sets could be of the same set."""
-    first.refuse_unlike(other)
+def check_mergeable(first: SetState, other: SetState) -> None:
+    """Raise StateMismatchError unless states of the same set could be merged."""
+    first.check_compatible(other)
     same = all(torch.equal(a, b) for a, b in zip(first.frame, other.frame, strict=True))
     if not same:
         raise StateMismatchError(
-            "cannot merge states with different slots: all must be made by the same model in evaluation mode."
+            "cannot merge states with different slots: create all of them with the same model in "
+            "evaluation mode."
         )
 
 
 def states_of(encoder: StreamingSetEncoder, rows: RowTable, device: str) -> Iterator[StateTable]:
-    """What rows add to their sets, some sets at a time; a large set may come in several parts."""
+    """The states of some rows' sets, some sets at a time; a large set may come in several parts."""
     codes = rows.sets.dictionary_encode().indices.to_numpy()
     order = np.argsort(codes, kind="stable")
     size = max(1, SLICE_BYTES * len(rows) // max(rows.elements.nbytes, 1))
@@ -316,11 +310,11 @@ def states_of(encoder: StreamingSetEncoder, rows: RowTable, device: str) -> Iter
 @torch.no_grad()
 def read_out(encoder: StreamingSetEncoder, table: StateTable) -> Iterator[pa.Table]:
     """(set, count, encoding) of all sets, some at a time; the shape of an encoding is metadata."""
-    device = encoder.initial_state(0).device
+    device = encoder.device
     one = encoder.readout(encoder.initial_state(1)).nbytes
-    # What a layer of a head puts out is as wide as its weights.
+    # The output of a layer in the head is as wide as its weights.
     widest = max((max(part.shape) for part in encoder.parameters() if part.dim()), default=1)
-    size = _sets_at_once(max(one, state_bytes(encoder), 8 * widest))
+    size = _sets_at_once(max(one, encoder.state_nbytes, 8 * widest))
     for start in range(0, max(len(table), 1), size):
         some = table.state[start : start + size]
         encoding = encoder.readout(some.to(device)).cpu()
@@ -334,7 +328,7 @@ def read_out(encoder: StreamingSetEncoder, table: StateTable) -> Iterator[pa.Tab
 
 
 def _sets_at_once(each: int) -> int:
-    """How many sets are read out at once, if each takes so many bytes."""
+    """The number of sets to read out at once, given the bytes that each takes."""
     return max(1, READ_BYTES // max(each, 1))
 
 
@@ -342,49 +336,49 @@ def _sets_at_once(each: int) -> int:
 
 
 def _per_set(state: SetState) -> dict[str, Tensor]:
-    """The tensors of a state that have a row for each set; the others all sets share."""
+    """The tensors of a state that have a row for each set; all sets share the others."""
     named = state.tensors()
     return {name: part for name, part in named.items() if not name.startswith("slots.")}
 
 
 def as_lists(tensor: Tensor) -> pa.FixedSizeListArray:
-    """A column whose entries are the rows (...) of a tensor (N, ...), laid flat; without a copy."""
+    """A column with the flattened rows of a tensor (N, ...), without a copy."""
     flat = tensor.detach().contiguous().reshape(-1).numpy()
     width = tensor[0].numel() if len(tensor) else int(np.prod(tensor.shape[1:]))
     return pa.FixedSizeListArray.from_arrays(pa.array(flat), max(width, 1))
 
 
 def as_tensor(column: pa.ChunkedArray, shape: Sequence[int]) -> Tensor:
-    """The rows (...) that `as_lists` laid flat, (N, ...)."""
+    """The tensor (N, ...) whose rows `as_lists` flattened."""
     array = combined(column)
     if pa.types.is_fixed_size_list(array.type):
         array = array.flatten()
     values = array.to_numpy(zero_copy_only=False)
-    if not values.flags.writeable:  # what Arrow holds must not be written to
+    if not values.flags.writeable:  # Arrow's buffers must not be written to
         values = values.copy()
     return torch.from_numpy(values).reshape(len(column), *shape)
 
 
 def combined(column: pa.ChunkedArray) -> pa.Array:
-    """A column in one piece."""
+    """A column as one contiguous array."""
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
 def header_of(schema: pa.Schema, where: str | Path = "the table") -> dict[str, Any]:
-    """What a table of setfold's says of itself.
+    """The header of a table that setfold wrote.
 
     Args:
         schema: of the table.
-        where: it stands, for messages.
+        where: the name of the table in messages.
 
     Raises:
-        FileError: it is none of setfold's, or of another version.
+        FileError: setfold did not write the table, or in another format version.
     """
     try:
         header = json.loads((schema.metadata or {})[HEADER])
         version = header["version"]
     except (KeyError, TypeError, ValueError) as error:
-        raise FileError(f"{where} is none of setfold's: its schema does not say so.") from error
+        raise FileError(f"{where} was not written by setfold: its schema has no header.") from error
     if version != VERSION:
         raise FileError(
             f"{where} has format version {version}; this setfold reads version {VERSION}."
@@ -393,6 +387,6 @@ def header_of(schema: pa.Schema, where: str | Path = "the table") -> dict[str, A
 
 
 def all_sets(tables: Iterable[Table]) -> int:
-    """How many different sets some tables have together."""
+    """The number of distinct sets in some tables."""
     chunks = [table.sets for table in tables]
     return len(pa.concat_arrays(chunks).unique()) if chunks else 0

@@ -1,0 +1,194 @@
+"""Several streaming encoders side by side, over one stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from setfold.core.encoder import StreamingSetEncoder
+from setfold.core.readout import Count
+from setfold.core.statistic import Fields, Statistics
+from setfold.errors import InputError
+
+
+class Concat(StreamingSetEncoder):
+    """Encodes each set with several encoders in one pass, and concatenates their readouts.
+
+    The state is the product of the states of its parts. So a `Concat` is a fold like any other: it
+    merges, streams from files and over processes, and removes elements if all of its parts can.
+
+    Args:
+        encoders: streaming encoders for the same elements: a list, or a dict with names.
+
+    >>> import setfold
+    >>> encoder = Concat(
+    ...     {
+    ...         "max": setfold.Pool(3, "max"),
+    ...         "slots": setfold.SlotSetEncoder(3, 4, 8, 8, aggregate="weighted_mean"),
+    ...         "softmax": setfold.AttentionPool(3, num_queries=2, dim_out=8),
+    ...     }
+    ... )
+    >>> encoder(torch.randn(5, 100, 3)).shape  # 3 + 4 * 8 + 2 * 8
+    torch.Size([5, 51])
+    >>> state = encoder.update(encoder.initial_state(5), torch.randn(5, 100, 3))
+    >>> {name: tuple(readout.shape) for name, readout in encoder.readouts(state).items()}
+    {'max': (5, 3), 'slots': (5, 4, 8), 'softmax': (5, 2, 8)}
+    """
+
+    def __init__(
+        self, encoders: Mapping[str, StreamingSetEncoder] | Sequence[StreamingSetEncoder]
+    ) -> None:
+        super().__init__()
+        named = _by_name(encoders)
+        for name, encoder in named.items():
+            if not isinstance(encoder, StreamingSetEncoder):
+                raise InputError(
+                    "encoders must be streaming set encoders; got "
+                    f"{type(encoder).__name__} for {name!r}."
+                )
+        widths = {e.dim_in for e in named.values() if e.dim_in is not None}
+        if len(widths) > 1:
+            found = {name: encoder.dim_in for name, encoder in named.items()}
+            raise InputError(f"all encoders must take elements of the same width; got {found}.")
+        self.encoders = nn.ModuleDict(named)
+        self.dim_in = widths.pop() if widths else None
+        self.slot_dims = tuple(dim for part in named.values() for dim in part.slot_dims)
+        self.batched_slots = all(part.batched_slots or not part.slot_dims for part in named.values())
+
+    @property
+    def parts(self) -> dict[str, StreamingSetEncoder]:
+        """The encoders by name; those of a list are named "0", "1", ..."""
+        return cast("dict[str, StreamingSetEncoder]", dict(self.encoders.items()))
+
+    @property
+    def dim_readout(self) -> int:
+        """The width of the readout (B, dim_readout)."""
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            frame = self.draw_frame(None, None)
+            count = torch.zeros(1, dtype=torch.long, device=self.device)
+            empty = {n: f.identity(1, self.device) for n, f in self.fields(frame).items()}
+            return self.finish(empty, count, self.prepare(frame)).shape[1]
+
+    def readouts(self, state: Any) -> dict[str, Tensor]:
+        """The readout of each part, by name, in its own shape (B, ...)."""
+        state = self._recognize(state)
+        return self._finish_parts(state.statistics, state.count, self.prepared_for(state))
+
+    # ---- primitives: those of the parts, with the name of the part before each field ---------
+
+    def fields(self, frame: tuple[Tensor, ...]) -> Fields:
+        return {
+            f"{name}/{field}": declared
+            for name, part, own in self._with_frames(frame)
+            for field, declared in part.fields(own).items()
+        }
+
+    def prepare(self, frame: tuple[Tensor, ...]) -> dict[str, Any]:
+        return {name: part.prepare(own) for name, part, own in self._with_frames(frame)}
+
+    def absorb(self, elements: Tensor, mask: Tensor | None, prepared: dict[str, Any]) -> Statistics:
+        return self._join_names(
+            (name, part.absorb(part.featurize(elements, mask, ()), mask, prepared[name]))
+            for name, part in self.parts.items()
+        )
+
+    def absorb_for_gradients(
+        self, elements: Tensor, mask: Tensor | None, prepared: dict[str, Any]
+    ) -> Statistics:
+        return self._join_names(
+            (
+                name,
+                part.absorb_for_gradients(
+                    part.featurize(elements, mask, ()), mask, prepared[name]
+                ),
+            )
+            for name, part in self.parts.items()
+        )
+
+    def finish(self, statistics: Statistics, count: Count, prepared: dict[str, Any]) -> Tensor:
+        readouts = self._finish_parts(statistics, count, prepared)
+        return torch.cat([readout.flatten(1) for readout in readouts.values()], 1)
+
+    def _finish_parts(
+        self, statistics: Statistics, count: Count, prepared: dict[str, Any]
+    ) -> dict[str, Tensor]:
+        own: dict[str, Statistics] = {name: {} for name in self.parts}
+        for path, tensors in statistics.items():
+            name, _, field = path.partition("/")
+            own[name][field] = tensors
+        return {
+            name: part.finish(own[name], count, prepared[name])
+            for name, part in self.parts.items()
+        }
+
+    @staticmethod
+    def _join_names(found: Iterator[tuple[str, Statistics]]) -> Statistics:
+        return {f"{name}/{field}": p for name, own in found for field, p in own.items()}
+
+    # ---- features ----------------------------------------------------------------------------
+
+    @property
+    def has_features(self) -> bool:
+        return any(part.has_features for part in self.parts.values())
+
+    def featurize(
+        self, elements: Tensor, mask: Tensor | None, context: tuple[Tensor, ...]
+    ) -> Tensor:
+        """Return the elements: each part computes its own features when it absorbs them."""
+        if context:
+            raise InputError(
+                "Concat takes no context: use Composition(Concat(...), features), whose features "
+                "do."
+            )
+        return elements
+
+    def shaping_modules(self) -> tuple[nn.Module, ...]:
+        return tuple(m for part in self.parts.values() for m in part.shaping_modules())
+
+    # ---- slots -------------------------------------------------------------------------------
+
+    @property
+    def draws_slots(self) -> bool:
+        return any(part.draws_slots for part in self.parts.values())
+
+    def draw_frame(
+        self, num_slots: int | None, generator: torch.Generator | None
+    ) -> tuple[Tensor, ...]:
+        """The slots of all parts in order; `num_slots` and `generator` are for those that draw."""
+        if not self.draws_slots and not (num_slots is None and generator is None):
+            raise InputError("no part draws slots: leave num_slots and generator out.")
+        frame: tuple[Tensor, ...] = ()
+        for part in self.parts.values():
+            drawn = (num_slots, generator) if part.draws_slots else (None, None)
+            frame += part.draw_frame(*drawn)
+        return frame
+
+    def _with_frames(
+        self, frame: tuple[Tensor, ...]
+    ) -> Iterator[tuple[str, StreamingSetEncoder, tuple[Tensor, ...]]]:
+        """Each part with its name and its share of the frame."""
+        start = 0
+        for name, part in self.parts.items():
+            stop = start + len(part.slot_dims)
+            yield name, part, frame[start:stop]
+            start = stop
+
+
+def _by_name(
+    encoders: Mapping[str, StreamingSetEncoder] | Sequence[StreamingSetEncoder],
+) -> dict[str, StreamingSetEncoder]:
+    if isinstance(encoders, Mapping | nn.ModuleDict):
+        named = {str(name): encoder for name, encoder in encoders.items()}
+    elif isinstance(encoders, Sequence | nn.ModuleList) and not isinstance(encoders, str):
+        named = {str(number): encoder for number, encoder in enumerate(encoders)}
+    else:
+        raise InputError(f"encoders must be a list or a dict; got {type(encoders).__name__}.")
+    if not named:
+        raise InputError("Concat needs at least one encoder; got none.")
+    for name in named:
+        if "/" in name or "." in name or not name:
+            raise InputError(f"names of encoders must not contain '/' or '.'; got {name!r}.")
+    return named
