@@ -316,13 +316,12 @@ def _paragraphs(
         figures[file] = figure
         about = f"{recipe.title}: {name}" if name else recipe.title
         pictures.append(f"![{about}](results/{file})")
-    holds = recipe.holds[:1].upper() + recipe.holds[1:]
     verdict = [
-        f"**Does it hold? {holds}.** {recipe.verdict}",
+        f"**Does it hold? {_capitalised(recipe.holds)}.** {recipe.verdict}",
         f"**Differences from the paper's setup.** {recipe.cut}",
     ]
     return [
-        _wrap(f"**Measured.** {recipe.headline(records)}."),
+        _wrap(f"**Measured.** {_capitalised(recipe.headline(records))}."),
         section.table,
         *pictures,
         section.notes,
@@ -416,6 +415,10 @@ def _distinct(values: Iterable[float]) -> str:
 
 def _command(recipe: Recipe, size: Size) -> str:
     return f"python -m experiments run {recipe.name} --size {size}"
+
+
+def _capitalised(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _wrap(text: str, indent: str = "") -> str:

@@ -89,11 +89,11 @@ def ranking(values: Mapping[str, Sequence[float]], *, best: Best, digits: int = 
     """List methods and their means over seeds, best first.
 
     >>> ranking({"Deep Sets": [0.5, 0.7], "PMA": [0.25]}, best=min, digits=2)
-    'PMA 0.25, Deep Sets 0.60'
+    'PMA 0.25; Deep Sets 0.60'
     """
     means = {method: fmean(seeds) for method, seeds in values.items()}
     order = sorted(means, key=lambda method: means[method], reverse=best is max)
-    return ", ".join(f"{method} {means[method]:z.{digits}f}" for method in order)
+    return "; ".join(f"{method} {means[method]:z.{digits}f}" for method in order)
 
 
 def ends(
@@ -102,10 +102,10 @@ def ends(
     """Rank the methods at the first and at the last x of the curves.
 
     >>> ends({"PMA": {100: [0.25], 200: [0.5]}}, " points", best=max, digits=2)
-    '100 points: PMA 0.25; 200 points: PMA 0.50'
+    '100 points: PMA 0.25. 200 points: PMA 0.50'
     """
     places = sorted({x for line in values.values() for x in line})
-    return "; ".join(
+    return ". ".join(
         f"{x:g}{unit}: {ranking(at(values, x), best=best, digits=digits)}"
         for x in (places[0], places[-1])
     )

@@ -4,8 +4,8 @@
 
 Paper: accuracy rises with the size of the support set, and the Slot Set Encoder is better than Deep
 Sets at all sizes (a plot without numbers).
-Measured: 1 supports: Deep Sets 0.9243, SSE, wide slots 0.9212, SSE, as printed 0.5836; 6000
-supports: Deep Sets 0.9751, SSE, wide slots 0.9696, SSE, as printed 0.7034.
+Measured: 1 supports: Deep Sets 0.9243; SSE, wide slots 0.9212; SSE, as printed 0.5836. 6000
+supports: Deep Sets 0.9751; SSE, wide slots 0.9696; SSE, as printed 0.7034.
 """
 
 from __future__ import annotations

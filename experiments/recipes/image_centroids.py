@@ -4,8 +4,8 @@
 
 Paper, on ImageNet: trained 20-way, the Slot Set Encoder is about as good as Deep Sets there, and
 better with more classes (a plot without numbers).
-Measured: 5-way: SSE, as printed 0.9183, SSE, wide slots 0.9136, Deep Sets 0.9060; 200-way: SSE, as
-printed 0.5314, SSE, wide slots 0.4956, Deep Sets 0.4902.
+Measured: 5-way: SSE, as printed 0.9183; SSE, wide slots 0.9136; Deep Sets 0.9060. 200-way: SSE, as
+printed 0.5314; SSE, wide slots 0.4956; Deep Sets 0.4902.
 """
 
 from __future__ import annotations

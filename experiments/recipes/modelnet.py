@@ -5,10 +5,10 @@
 Paper, at 100 / 200 / 500 / 1000 / 5000 points: Deep Sets .8428 .8518 .8574 .8528 .8883, Set
 Transformer .8258 .8443 .8545 .8511 .8604, SSE learned .8556 .8633 .8710 .8720 .8784, SSE random
 .8532 .8667 .8699 .8743 .8853.
-Measured: 100 points: SSE, as printed, learned 0.8382, ISAB, max 0.8373, Deep Sets, max 0.8359, SSE,
-slots apart 0.8339, SSE, as printed, random 0.8322, SSE → Set Transformer 0.8275, Set Transformer
-0.8122; 1000 points: ISAB, max 0.8591, SSE, as printed, learned 0.8535, Deep Sets, max 0.8506, SSE,
-slots apart 0.8498, SSE, as printed, random 0.8496, SSE → Set Transformer 0.8490, Set Transformer
+Measured: 100 points: SSE, as printed, learned 0.8382; ISAB, max 0.8373; Deep Sets, max 0.8359; SSE,
+slots apart 0.8339; SSE, as printed, random 0.8322; SSE → Set Transformer 0.8275; Set Transformer
+0.8122. 1000 points: ISAB, max 0.8591; SSE, as printed, learned 0.8535; Deep Sets, max 0.8506; SSE,
+slots apart 0.8498; SSE, as printed, random 0.8496; SSE → Set Transformer 0.8490; Set Transformer
 0.8384.
 """
 
