@@ -109,8 +109,10 @@ def main(folder, *names):
     gc.freeze()  # what is imported stays, so that collecting after each case is quick
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if "TORCHELASTIC_RUN_ID" in os.environ:  # as users do it, once
+        Here.store = dist.FileStore(str(Path(folder, "launch.store")), world)
         dist.init_process_group("gloo")
         assert (dist.get_rank(), dist.get_world_size()) == (rank, world)
+        meet("connected", world)  # who leaves before closes connections that others still open
         dist.destroy_process_group()
     verdicts = {}
     for name in names:
