@@ -228,7 +228,7 @@ def test_a_model_that_cannot_be_loaded_is_exit_code_2(run, here, name, message):
 
 def test_debug_shows_the_traceback(run):
     code, _, errors = run("info", "missing")
-    assert (code, errors) == (2, "setfold: there is no file missing.\n")
+    assert (code, errors) == (2, "setfold: there is no file missing. Check the path.\n")
     with pytest.raises(setfold.FileError):  # not caught, so Python prints the traceback
         run("--debug", "info", "missing")
 

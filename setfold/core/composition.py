@@ -1,4 +1,4 @@
-"""features -> streaming encoder -> head: the composition that most models are."""
+"""features -> streaming encoder -> head, as one encoder."""
 
 from __future__ import annotations
 
@@ -109,8 +109,8 @@ class Composition(StreamingSetEncoder):
         width = self.encoder.dim_in
         if width is not None and found.shape[2:] != (width,):
             raise InputError(
-                f"the features return {tuple(found.shape[2:])} for each element; "
-                f"{type(self.encoder).__name__} takes ({width},)."
+                f"the features must return ({width},) for each element, the dim_in of "
+                f"{type(self.encoder).__name__}; got {tuple(found.shape[2:])}."
             )
         return self.encoder.featurize(found, mask, context if self.features is None else ())
 
@@ -123,7 +123,7 @@ class Composition(StreamingSetEncoder):
 
 
 class SlotPool(nn.Module):
-    """A head that sums or averages slots, (B, K, p) -> (B, p), as most of the paper does.
+    """A head that sums or averages slots, (B, K, p) -> (B, p), as in most of the paper.
 
     Args:
         reduce: "mean" or "sum".
@@ -145,22 +145,22 @@ class SlotPool(nn.Module):
 def apply_features(
     features: nn.Module, elements: Tensor, mask: Tensor | None, context: tuple[Tensor, ...] = ()
 ) -> Tensor:
-    """Features (B, n, d) of elements (B, n, ...), zeros where the mask hides one.
+    """Apply a module to elements (B, n, ...): features (B, n, d), zero where masked.
 
     Args:
         features: (N, ...) -> (N, d), or with a context (B, n, ...), *context -> (B, n, d).
         elements: (B, n, ...).
         mask: (B, n), True where present, or None.
-        context: what features use beside the elements, each (B, ...).
+        context: further arguments of the features, each (B, ...).
     """
     if mask is None or mask.shape[1] == 0:
         if context:
             return features(elements, *context)
         return features(elements.flatten(0, 1)).unflatten(0, elements.shape[:2])
     if not context and not torch.compiler.is_compiling():
-        # the output for padding could be anything, so features only see what is present
-        made = features(elements[mask])
-        return made.new_zeros(*mask.shape, *made.shape[1:]).index_put((mask,), made)
+        # the output for padding could be NaN, so features are applied to present elements only
+        values = features(elements[mask])
+        return values.new_zeros(*mask.shape, *values.shape[1:]).index_put((mask,), values)
     # features with a context need whole sets, so padding is replaced by a present element
     found = apply_features(features, _replace_padding(elements, mask), None, context)
     return found.masked_fill(~mask.unsqueeze(-1), 0)

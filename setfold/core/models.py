@@ -1,8 +1,8 @@
 """Models in files: safetensors for the weights, JSON for the structure, never pickle.
 
-A model is described by its class and constructor arguments, which it must keep as attributes of
-the same names; modules among them are described likewise. A description is rebuilt only from
-classes of setfold and torch.nn, and from import paths that the caller allows by name.
+The structure of a model is its class and its constructor arguments, which the model must keep as
+attributes of the same names. Arguments that are modules are described in the same way. Loading
+constructs only classes of setfold and torch.nn, and classes that the caller allows by import path.
 """
 
 from __future__ import annotations
@@ -21,19 +21,23 @@ from torch import Tensor, nn
 from setfold.core import persist
 from setfold.errors import CancelledAttentionWarning, DescriptionError, FileError
 
-PLACEMENT = ("device", "dtype")  # arguments that say where, not what
+PLACEMENT = ("device", "dtype")  # arguments that are not part of the structure
 SCALARS = (bool, int, float, str, type(None))
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "float16", "bfloat16")}
 
 
 def save(model: nn.Module, path: str | Path) -> None:
-    """Write a model to one file that `load` rebuilds anywhere.
+    """Save a model to one file, from which `load` rebuilds it.
 
     Args:
-        model: made of setfold's encoders, torch.nn modules and modules of your own that keep
-            their constructor arguments as attributes of the same names.
-        path: where to; by custom it ends in .safetensors.
+        model: built from setfold encoders, torch.nn modules and your own modules. Your modules must
+            keep their constructor arguments as attributes of the same names.
+        path: the file, conventionally with the extension .safetensors.
+
+    Raises:
+        DescriptionError: the model cannot be rebuilt from its constructor arguments.
+        FileError: the file cannot be written.
 
     >>> import setfold, tempfile
     >>> encoder = setfold.SlotSetEncoder(dim_in=3, num_slots=4, dim_slot=8, dim_out=8)
@@ -45,41 +49,44 @@ def save(model: nn.Module, path: str | Path) -> None:
     if not isinstance(model, nn.Module):
         raise DescriptionError(f"save takes a torch.nn.Module; got {type(model).__name__}.")
     structure = describe(model)
-    twin = rebuild(structure, allow=set(foreign_names(structure)))
+    rebuilt = rebuild(structure, allow=set(foreign_names(structure)))
     weights = model.state_dict()
-    for name, tensor in twin.state_dict().items():
+    for name, tensor in rebuilt.state_dict().items():
         if name not in weights or weights[name].shape != tensor.shape:
             raise DescriptionError(
-                f"{type(model).__name__} cannot be rebuilt from its constructor arguments: {name} would "
-                "differ. Keep every argument as an attribute of the same name, and change no "
-                "submodule after construction."
+                f"{type(model).__name__} cannot be rebuilt from its constructor arguments: {name} "
+                "would differ. Keep every argument as an attribute of the same name, and do not "
+                "replace submodules after construction."
             )
-    if len(weights) != len(twin.state_dict()):
-        extra = sorted(set(weights) - set(twin.state_dict()))
+    if len(weights) != len(rebuilt.state_dict()):
+        extra = sorted(set(weights) - set(rebuilt.state_dict()))
         raise DescriptionError(
-            f"{type(model).__name__} has weights its constructor does not make: {extra}."
+            f"{type(model).__name__} has weights that its constructor does not create: {extra}. "
+            "Create all submodules in the constructor."
         )
-    if str(twin) != str(model):
+    if str(rebuilt) != str(model):
         raise DescriptionError(
-            f"{type(model).__name__} cannot be rebuilt from its constructor arguments: it would be\n{twin}\n"
-            f"instead of\n{model}"
+            f"{type(model).__name__} cannot be rebuilt from its constructor arguments: the result "
+            f"would be\n{rebuilt}\ninstead of\n{model}\nKeep every argument as an attribute of the "
+            "same name, and do not replace submodules after construction."
         )
     description = {"structure": structure, "dtype": str(_dtype_of(model)).removeprefix("torch.")}
     persist.write(path, "model", weights, description)
 
 
 def load(path: str | Path, *, allow: Iterable[str] = ()) -> nn.Module:
-    """Rebuild a model that `save` wrote, in evaluation mode.
+    """Load a model that `save` wrote, in evaluation mode.
 
     Args:
         path: the file.
-        allow: import paths of classes outside setfold and torch.nn that the file may name, such
-            as "mypackage.models.Features". Loading imports and constructs them: allow only
-            what you trust.
+        allow: import paths of classes outside setfold and torch.nn that the file may contain, such
+            as "mypackage.models.Features". Loading imports these modules and calls the classes, so
+            allow only what you trust.
 
     Raises:
-        FileError: the file is missing, truncated, corrupt, foreign or of another version.
-        DescriptionError: the file names a class that is not allowed or cannot be made.
+        FileError: the file is missing, truncated, corrupt, not a setfold model, or has another
+            format version.
+        DescriptionError: the file contains a class that is not allowed or cannot be constructed.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -92,58 +99,77 @@ def load(path: str | Path, *, allow: Iterable[str] = ()) -> nn.Module:
         structure, dtype = description["structure"], DTYPES[description["dtype"]]
     except (KeyError, TypeError) as error:
         raise FileError(
-            f"{path} is corrupt: its description lacks {error}. Write it anew."
+            f"{path} is corrupt: its description has no valid {error}. Save the model again."
         ) from error
     model = rebuild(structure, allow=set(allow)).to(dtype)
-    # In a file tensors lie anywhere; aligned in memory they are faster, and give the same bits as ever.
+    # Tensors in a file are not aligned. Aligned copies are faster, and results are reproducible.
     aligned = {name: tensor.clone() for name, tensor in tensors.items()}
     try:
         model.load_state_dict(aligned, assign=True)
     except RuntimeError as error:
-        raise FileError(f"{path} does not hold the weights that it describes: {error}") from error
+        raise FileError(
+            f"{path} is corrupt: its weights do not fit its description ({error}). Save the model "
+            "again."
+        ) from error
     return model.eval()
 
 
 def describe(module: nn.Module) -> dict[str, Any]:
-    """The class of a module and the arguments to construct it with, ready for JSON."""
+    """The class of a module and its constructor arguments, as JSON.
+
+    Raises:
+        DescriptionError: an argument was not kept as an attribute, or is not a supported type.
+    """
     kind = type(module)
     if kind in CONTAINERS:
-        # by name and with repetitions, as they are: children() would drop a module used twice
+        # _modules, because children() would drop a module that is used twice
         children = [[n, describe(c)] for n, c in module._modules.items() if c is not None]
         return {"class": _name_of(kind), "children": children}
     arguments: dict[str, Any] = {}
-    plain = kind.__init__ is nn.Module.__init__  # takes nothing, whatever its signature says
-    for name, parameter in () if plain else inspect.signature(kind).parameters.items():
+    no_arguments = kind.__init__ is nn.Module.__init__  # its signature is (*args, **kwargs)
+    for name, parameter in () if no_arguments else inspect.signature(kind).parameters.items():
         if name in PLACEMENT:
             continue
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            if _is_torch(kind):  # nn.Identity takes anything and keeps nothing
+            if _is_torch(kind):  # nn.Identity accepts and ignores any argument
                 continue
-            raise DescriptionError(f"{kind.__name__} cannot be described: it takes *{name}.")
+            raise DescriptionError(
+                f"{kind.__name__} cannot be saved: its constructor takes *{name}. Name every "
+                "constructor argument."
+            )
         if hasattr(module, name):
             value = getattr(module, name)
             if _is_torch(kind) and isinstance(value, Tensor):
-                value = True  # torch.nn keeps the parameter where it was asked for one: bias=True
+                value = True  # torch.nn keeps the parameter itself as the attribute of bias=True
             arguments[name] = _encode(value, f"{kind.__name__}.{name}")
-        elif not _is_torch(kind):  # torch.nn leaves a few out; the shapes of the weights tell
+        elif not _is_torch(kind):  # a few torch.nn modules omit some; `save` compares the result
             raise DescriptionError(
-                f"{kind.__name__} cannot be described: keep its constructor argument {name!r} as an "
+                f"{kind.__name__} cannot be saved: keep its constructor argument {name!r} as an "
                 f"attribute, self.{name} = {name}."
             )
     return {"class": _name_of(kind), "arguments": arguments}
 
 
 def rebuild(structure: Any, *, allow: set[str]) -> nn.Module:
-    """Construct what `describe` described, from classes that are setfold's, torch.nn's or allowed."""
+    """Construct a module from its description.
+
+    Args:
+        structure: from `describe`.
+        allow: import paths of classes outside setfold and torch.nn that may be constructed.
+
+    Raises:
+        DescriptionError: a class is not allowed, or its constructor raises.
+    """
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        warnings.simplefilter("ignore", CancelledAttentionWarning)  # was said when it was made
+        # the user was warned when the model was first constructed
+        warnings.simplefilter("ignore", CancelledAttentionWarning)
         try:
             return _build(structure, allow)
         except DescriptionError:
             raise
-        except Exception as error:  # whatever a constructor makes of what a file says
+        except Exception as error:  # a constructor can raise anything
             raise DescriptionError(
-                f"the description of the model cannot be rebuilt: {error}"
+                f"the model cannot be rebuilt from its description: {type(error).__name__}: {error}"
             ) from error
 
 
@@ -158,6 +184,7 @@ def _build(structure: Any, allow: set[str]) -> nn.Module:
 
 
 def _encode(value: Any, where: str) -> Any:
+    """An argument as JSON; `where` names it in the error."""
     if isinstance(value, nn.Module):
         return {"module": describe(value)}
     if isinstance(value, (list, tuple)):
@@ -165,8 +192,8 @@ def _encode(value: Any, where: str) -> Any:
     if isinstance(value, SCALARS):
         return value
     raise DescriptionError(
-        f"{where} is a {type(value).__name__}, which cannot be written down. Constructor arguments "
-        "may be numbers, words, lists of them, None and modules."
+        f"{where} is a {type(value).__name__}, which cannot be saved. Constructor arguments must "
+        "be numbers, booleans, strings, None, modules, or lists of these."
     )
 
 
@@ -179,8 +206,8 @@ def _decode(value: Any, allow: set[str]) -> Any:
     return value
 
 
-def _own(name: str) -> Any:
-    """What setfold exports under a name: its public names are the registry."""
+def _exported(name: str) -> Any:
+    """What setfold exports under a name, or None."""
     return getattr(importlib.import_module("setfold"), name, None)
 
 
@@ -189,7 +216,7 @@ def _is_torch(kind: type) -> bool:
 
 
 def _name_of(kind: type[nn.Module]) -> str:
-    if _own(kind.__name__) is kind:
+    if _exported(kind.__name__) is kind:
         return f"setfold.{kind.__name__}"
     if _is_torch(kind):
         return f"torch.nn.{kind.__name__}"
@@ -198,25 +225,29 @@ def _name_of(kind: type[nn.Module]) -> str:
 
 def _class_of(name: str, allow: set[str]) -> type[nn.Module]:
     package, _, last = name.rpartition(".")
-    known = {"setfold": _own(last), "torch.nn": getattr(nn, last, None)}
+    known = {"setfold": _exported(last), "torch.nn": getattr(nn, last, None)}
     kind = known.get(package)
     if package not in known:
         if name not in allow:
             raise DescriptionError(
-                f"the model contains {name}, which is neither setfold's nor torch.nn's. If you trust "
-                f'it, allow it: setfold.load(path, allow=["{name}"]).'
+                f"the model contains {name}, which is not part of setfold or torch.nn. If you "
+                f'trust it, allow it: setfold.load(path, allow=["{name}"]).'
             )
         try:
             kind = getattr(importlib.import_module(package), last)
         except (ImportError, AttributeError, ValueError) as error:
-            raise DescriptionError(f"cannot import {name}: {error}") from error
+            raise DescriptionError(
+                f"cannot import {name}: {error}. Make the module importable, then load again."
+            ) from error
     if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
-        raise DescriptionError(f"the model contains {name}, which is no module here.")
+        raise DescriptionError(
+            f"the model contains {name}, which is not a torch.nn.Module in this version."
+        )
     return kind
 
 
 def foreign_names(structure: Any) -> Iterator[str]:
-    """The import paths outside setfold and torch.nn that a description names."""
+    """The import paths outside setfold and torch.nn in a description."""
     if isinstance(structure, dict):
         name = structure.get("class", "")
         if name.rpartition(".")[0] not in ("", "setfold", "torch.nn"):

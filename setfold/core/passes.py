@@ -1,12 +1,13 @@
-"""Encoders that fold in several passes: each pass is a fold, and its result the next one's context.
+"""Encoders that fold in several passes. Each pass is a fold, and its readout is the context of the
+next pass.
 
-A layer of the form "pool the set into a few vectors, then let every element look at them" is a fold
-followed by a function of each element alone. A network of L such layers and a last pooling is
-therefore exact in L + 1 passes over the chunks, in constant memory: what an element is at layer
-l follows from the element itself and from what the earlier passes found.
+A layer that pools the set into a few vectors, and then updates each element given these vectors, is
+a fold followed by an element-wise function. So a network of L such layers and a last pool folds
+exactly in L + 1 passes over the chunks, in constant memory: the features of an element after layer
+l follow from the element and the readouts of the first l passes.
 
-    MultiPassSetEncoder    the contract: `begin` a pass, knowing what the earlier ones found
-    Layer                  pool, then look
+    MultiPassSetEncoder    the interface: `begin` a pass, given the readouts of earlier passes
+    Layer                  pool, then look: an element-wise function of element and readout
     LayeredSetEncoder      features -> layers -> pool -> head
 """
 
@@ -31,8 +32,8 @@ from setfold.kernels.precision import autocasts
 class MultiPassSetEncoder(WholeSetEncoder):
     """A set encoder that folds exactly if its chunks can be read several times.
 
-    `encoder(elements)` encodes whole sets; `setfold.fold(encoder, chunks)` reads the chunks `passes`
-    times and gives the same.
+    `encoder(elements)` encodes whole sets. `setfold.fold(encoder, chunks)` reads the chunks
+    `passes` times and returns the same encoding.
     """
 
     passes: int
@@ -56,11 +57,12 @@ class MultiPassSetEncoder(WholeSetEncoder):
 
 
 class Layer(nn.Module):
-    """Pool the set, then let every element look at the result: equivariant, and exact in two passes.
+    """Pool the set, then update each element given the result. Equivariant; folds in two passes.
 
     Args:
         pool: a streaming encoder, (B, n, d) -> (B, ...).
-        look: a module (elements (B, n, d), summary (B, ...)) -> (B, n, d'), on each element alone.
+        look: an element-wise module, called as look(elements (B, n, d), summary (B, ...)), where
+            summary is the readout of the pool. Returns (B, n, d').
 
     >>> import setfold
     >>> class Subtract(nn.Module):
@@ -75,20 +77,21 @@ class Layer(nn.Module):
         super().__init__()
         if not isinstance(pool, StreamingSetEncoder):
             raise InputError(
-                f"pool must be a streaming set encoder; got {type(pool).__name__}. The order is Layer(pool, look)."
+                f"pool must be a streaming set encoder; got {type(pool).__name__}. The order is "
+                "Layer(pool, look)."
             )
         self.pool = pool
         self.look = look
 
     def forward(self, elements: Tensor, mask: Tensor | None = None) -> Tensor:
-        """(B, n, d) -> (B, n, d'); elements that the mask (B, n) hides come out as zeros."""
-        if mask is not None:  # an empty set has nothing that could stand in for its padding
+        """(B, n, d) -> (B, n, d'); the output is zero where the mask (B, n) is False."""
+        if mask is not None:  # an empty set has no element to replace its padding with
             elements = elements.masked_fill(~spread(mask, elements), 0)
-        return apply_features(self.look, elements, mask, (pooled(self.pool, elements, mask),))
+        return apply_features(self.look, elements, mask, (apply_pool(self.pool, elements, mask),))
 
 
-def pooled(pool: StreamingSetEncoder, elements: Tensor, mask: Tensor | None) -> Tensor:
-    """What a pool makes of features, which come out of autocast in another dtype than they went in."""
+def apply_pool(pool: StreamingSetEncoder, elements: Tensor, mask: Tensor | None) -> Tensor:
+    """Call a pool on features, which autocast may have cast to another dtype."""
     like = pool.first_weight
     if like is not None and autocasts(elements.device):
         elements = elements.to(like.dtype)
@@ -96,13 +99,13 @@ def pooled(pool: StreamingSetEncoder, elements: Tensor, mask: Tensor | None) -> 
 
 
 class LayeredSetEncoder(MultiPassSetEncoder):
-    """features -> layers -> pool -> head, exact in as many passes as there are layers, and one.
+    """features -> layers -> pool -> head. Folds exactly in len(layers) + 1 passes.
 
     Args:
-        layers: each pools the set and lets every element look at the result.
-        pool: a streaming encoder for what comes out of the last layer.
+        layers: a list of `Layer`, such as `ISAB` or `SetNorm`.
+        pool: a streaming encoder for the output of the last layer.
         features: a module applied to each element before the first layer, (N, ...) -> (N, d).
-        head: any module on the pool's readout (B, ...).
+        head: a module on the readout (B, ...) of the pool.
 
     >>> import setfold
     >>> layers = [setfold.SetNorm(3), setfold.ISAB(3, num_inducing=4, num_heads=1)]
@@ -115,7 +118,7 @@ class LayeredSetEncoder(MultiPassSetEncoder):
     True
     """
 
-    obstacle = "message passing: each layer looks at the whole set before the next one does"
+    obstacle = "message passing: each layer pools the whole set before the next layer runs"
 
     def __init__(
         self,
@@ -126,16 +129,19 @@ class LayeredSetEncoder(MultiPassSetEncoder):
     ) -> None:
         super().__init__()
         if not all(isinstance(layer, Layer) for layer in layers):
-            raise InputError("layers must be a list of setfold.Layer, such as setfold.ISAB.")
+            kinds = [type(layer).__name__ for layer in layers]
+            raise InputError(
+                f"layers must be a list of setfold.Layer, such as setfold.ISAB; got {kinds}."
+            )
         if not isinstance(pool, StreamingSetEncoder):
             raise InputError(f"pool must be a streaming set encoder; got {type(pool).__name__}.")
         pools = [*(layer.pool for layer in layers), pool]
         for layer, following in zip(layers, pools[1:], strict=True):
-            width = getattr(layer, "dim_out", None)  # layers of one's own need not tell
+            width = getattr(layer, "dim_out", None)  # optional for user-defined layers
             if width is not None and following.dim_in not in (None, width):
                 raise InputError(
-                    f"{type(layer).__name__} puts out elements of width {width}; what follows takes "
-                    f"{following.dim_in}."
+                    f"{type(layer).__name__} returns elements of width {width}, but "
+                    f"{type(following).__name__}, which follows it, has dim_in={following.dim_in}."
                 )
         self.features = features
         self.layers = nn.ModuleList(layers)
@@ -153,7 +159,7 @@ class LayeredSetEncoder(MultiPassSetEncoder):
             elements = apply_features(self.features, elements, mask)
         for layer in self._layers:
             elements = layer(elements, mask)
-        return pooled(self.pool, elements, mask)
+        return apply_pool(self.pool, elements, mask)
 
     def begin(
         self, found: tuple[Tensor, ...], batch_size: int
@@ -162,12 +168,12 @@ class LayeredSetEncoder(MultiPassSetEncoder):
         looks = [layer.look for layer in self._layers[: len(found)]]
         features = _Looks(self.features, looks) if looks else self.features
         stage = Composition(pools[len(found)], features)
-        stage.dim_in = self.dim_in  # of the elements, whatever the features make of them
+        stage.dim_in = self.dim_in  # the width of the elements, not of the features
         return stage, stage.initial_state(batch_size, context=found)
 
 
 class _Looks(nn.Module):
-    """What an element is after some layers: a function of itself and of what those layers pooled."""
+    """The features of elements after some layers, given the readouts of their pools."""
 
     def __init__(self, features: nn.Module | None, looks: Sequence[nn.Module]) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""Files that appear whole or not at all, and that say what they are.
+"""Atomic files with a checksum.
 
-Every file is a safetensors file whose header holds what it is ("state" or "model"), the version
-of its format, a checksum of the tensors and a JSON description. Nothing is ever unpickled.
+Every file is a safetensors file. Its header contains the kind ("state" or "model"), the format
+version, a checksum of the tensors and a JSON description. Pickle is not used.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HEADER = "setfold"
 
 
 def digest_of(tensors: dict[str, Tensor], *words: str) -> str:
-    """A hash of tensors (names, types, shapes, bytes) and words, the same on every machine.
+    """A hash of tensors (names, dtypes, shapes, bytes) and strings, the same on every machine.
 
     >>> digest_of({"a": torch.zeros(2)}) == digest_of({"a": torch.zeros(2)})
     True
@@ -41,33 +41,47 @@ def digest_of(tensors: dict[str, Tensor], *words: str) -> str:
 
 
 def write(path: str | Path, kind: str, tensors: dict[str, Tensor], description: Any) -> None:
-    """Write tensors and a JSON description; the file appears whole or not at all."""
+    """Write tensors and a JSON description to a file, atomically.
+
+    Args:
+        path: the file.
+        kind: "state" or "model".
+        tensors: by name.
+        description: anything that json.dumps accepts.
+
+    Raises:
+        FileError: the folder does not exist, or the path is a folder.
+    """
     tensors = _unshared(tensors)
     head = {"kind": kind, "version": FORMAT_VERSION, "description": description}
     head["checksum"] = digest_of(tensors, json.dumps(head))
-    # One entry: safetensors would shuffle several, and the same content should be the same file.
+    # One entry, because safetensors shuffles several. Equal content must give equal files.
     write_atomically(Path(path), save(tensors, {HEADER: json.dumps(head)}))
 
 
 def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors on the CPU, none sharing memory with another: a file cannot express that."""
+    """The same tensors on the CPU. Shared memory is copied, as safetensors requires."""
     found: dict[str, Tensor] = {}
-    taken = set()
+    seen = set()
     for name, tensor in tensors.items():
         tensor = tensor.detach().cpu().contiguous()
-        if tensor.untyped_storage().data_ptr() in taken:
+        if tensor.untyped_storage().data_ptr() in seen:
             tensor = tensor.clone()
-        taken.add(tensor.untyped_storage().data_ptr())
+        seen.add(tensor.untyped_storage().data_ptr())
         found[name] = tensor
     return found
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write under a temporary name beside the target, flush to disk, then rename over it."""
+    """Write a file completely or not at all: to a temporary file, which then replaces `path`.
+
+    Raises:
+        FileError: the folder does not exist, or the path is a folder.
+    """
     if not path.parent.is_dir():
-        raise FileError(f"cannot write {path}: there is no folder {path.parent}; make it first.")
+        raise FileError(f"cannot write {path}: there is no folder {path.parent}. Create it first.")
     if path.is_dir():
-        raise FileError(f"cannot write {path}: it is a folder; name a file in it.")
+        raise FileError(f"cannot write {path}: it is a folder. Pass the path of a file.")
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     temporary = Path(name)
     try:
@@ -77,7 +91,7 @@ def write_atomically(path: Path, content: bytes) -> None:
             os.fsync(file.fileno())
         umask = os.umask(0)
         os.umask(umask)
-        temporary.chmod(0o666 & ~umask)  # as an ordinary new file; mkstemp makes it private
+        temporary.chmod(0o666 & ~umask)  # like other new files; mkstemp uses 0o600
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -85,41 +99,44 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def read(path: str | Path, kind: str | None = None) -> tuple[str, dict[str, Tensor], Any]:
-    """Read what `write` wrote.
+    """Read a file that `write` wrote.
 
     Args:
         path: the file.
-        kind: what it must be, "state" or "model"; None for either.
+        kind: the expected kind, "state" or "model"; None for any.
 
     Returns:
-        The kind, the tensors and the description.
+        The kind, the tensors by name and the description.
+
+    Raises:
+        FileError: the file is missing, truncated, corrupt, or of another kind or format version.
     """
     path = Path(path)
     if not path.is_file():
-        raise FileError(f"there is no file {path}.")
+        raise FileError(f"there is no file {path}. Check the path.")
     try:
         with safe_open(path, framework="pt") as file:
             head = _head(path, (file.metadata() or {}).get(HEADER))
             tensors = {name: file.get_tensor(name) for name in file.keys()}
     except SafetensorError as error:
         raise FileError(
-            f"{path} is truncated, corrupt or not a safetensors file ({error}). Write it anew."
+            f"{path} is truncated, corrupt or not a safetensors file ({error}). Write it again."
         ) from error
     checksum = head.pop("checksum", None)
     if digest_of(tensors, json.dumps(head)) != checksum:
         raise FileError(
-            f"{path} is corrupt: its checksum does not match its content. Write it anew."
+            f"{path} is corrupt: its checksum does not match its content. Write it again."
         )
     if kind is not None and head["kind"] != kind:
-        raise FileError(f"{path} holds a setfold {head['kind']}; expected a {kind}.")
+        raise FileError(f"{path} contains a setfold {head['kind']}; expected a {kind}.")
     return head["kind"], tensors, head["description"]
 
 
 def _head(path: Path, text: str | None) -> dict[str, Any]:
-    """What a file says of itself."""
+    """The parsed header entry of a file: kind, version, description and checksum."""
     if text is None:
         raise FileError(
-            f"{path} is a safetensors file, but not one of setfold's: its header has no entry "
+            f"{path} is a safetensors file, but setfold did not write it: its header has no entry "
             f"{HEADER!r}. Write states with state.save and models with setfold.save."
         )
     try:
@@ -127,10 +144,10 @@ def _head(path: Path, text: str | None) -> dict[str, Any]:
         version = head["version"]
         head["kind"], head["description"]
     except (KeyError, TypeError, RecursionError, json.JSONDecodeError) as error:
-        raise FileError(f"{path} is corrupt: its header cannot be read. Write it anew.") from error
+        raise FileError(f"{path} is corrupt: its header cannot be read. Write it again.") from error
     if version != FORMAT_VERSION:
         raise FileError(
-            f"{path} has format version {version}; this setfold reads version {FORMAT_VERSION}. "
-            "Use the setfold that wrote it, or write it anew."
+            f"{path} has format version {version}; this version of setfold reads version "
+            f"{FORMAT_VERSION}. Read it with the setfold that wrote it, or write it again."
         )
     return head

@@ -22,8 +22,8 @@ class WholeSetEncoder(SetEncoder):
     sets and validation are derived here.
 
     Attributes:
-        obstacle: why encodings of chunks do not combine into that of the set, in a few words.
-        head: a module on the encoding (B, ...), or None. An empty set is zeros before the head.
+        obstacle: in a few words, why the encodings of chunks do not combine to that of the set.
+        head: a module on the encoding (B, ...), or None. Before it, an empty set is zeros.
     """
 
     obstacle: str = ""
@@ -39,7 +39,7 @@ class WholeSetEncoder(SetEncoder):
 
         Args:
             elements: (B, n, d), with B and n at least 1; rows that the mask hides are zero.
-            mask: (B, n), True where present, at least once in each set; None if all are.
+            mask: (B, n), True where present, at least once per set; None if all are present.
         """
 
     def forward(
@@ -87,11 +87,11 @@ class WholeSetEncoder(SetEncoder):
         return torch.where(spread(present, found), found, 0)
 
     def _encode_nothing(self, chunk: Chunk, sets: int) -> Tensor:
-        """Zeros in the shape of an encoding, found with a copy, so that no buffer changes."""
+        """Zeros in the shape of an encoding. A copy computes it, so that no buffer changes."""
         trailing = chunk.elements.shape[1 if chunk.index is not None else 2 :]
         with torch.no_grad():
-            twin = copy.deepcopy(self).eval()
-            some = twin.encode(chunk.elements.new_zeros(1, 1, *trailing), None)
+            clone = copy.deepcopy(self).eval()
+            some = clone.encode(chunk.elements.new_zeros(1, 1, *trailing), None)
         return some.new_zeros(sets, *some.shape[1:])
 
 

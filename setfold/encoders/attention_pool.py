@@ -1,4 +1,4 @@
-"""Attention over elements that streams: a softmax whose state is a peak and two sums."""
+"""Softmax attention over elements, as a fold. The state keeps the largest logit and two sums."""
 
 from __future__ import annotations
 
@@ -20,13 +20,16 @@ from setfold.kernels.softmax import exponentials, softmax_sums
 
 
 class SoftmaxPool(StreamingSetEncoder):
-    """Means of the elements, weighted by a softmax over elements of Q logits each.
+    """Q weighted means of the elements. The weights are a softmax of logits over the elements.
 
-        m_j = max_i l_ij     T_j = sum_i exp(l_ij - m_j) [x_i, 1]     mean_j = T_j / T_j's last
+        m_j = max_i l_ij     T_j = sum_i exp(l_ij - m_j) [x_i, 1]     mean_j = T_j[:-1] / T_j[-1]
 
-    Two states join by rescaling both to the larger peak, so that logits of any size are safe.
-    Subclasses define the number of logits, head by head, the logits (`scores`) and the encoding
-    (`conclude`).
+    Joining two states rescales both to the larger peak m, so logits of any size are safe.
+    Subclasses define `num_logits`, the logits (`scores`) and the encoding (`conclude`).
+
+    Attributes:
+        num_logits: the number Q of logits of an element, over all heads.
+        num_heads: the number of heads.
     """
 
     dim_in: int
@@ -35,11 +38,11 @@ class SoftmaxPool(StreamingSetEncoder):
 
     @abstractmethod
     def scores(self) -> Scores:
-        """The function that maps an element to its logits."""
+        """The function that maps an element to its Q logits."""
 
     @abstractmethod
     def conclude(self, means: Tensor) -> Tensor:
-        """The encoding of sets from the means (B, Q, d) of their elements, in float64."""
+        """The encoding (B, ...) from the weighted means (B, Q, d) of the elements, in float64."""
 
     @property
     def _like(self) -> Tensor:
@@ -53,7 +56,7 @@ class SoftmaxPool(StreamingSetEncoder):
         return {"softmax": Field(Softmax(), (self.num_logits, self.dim_in + 1))}
 
     def absorb(self, elements: Tensor, mask: Tensor | None, prepared: Scores) -> Statistics:
-        elements = elements.to(prepared[0].dtype)  # features may come out of autocast
+        elements = elements.to(prepared[0].dtype)  # features computed under autocast
         with without_autocast(elements.device):
             peak, sums = softmax_sums(elements, mask, prepared)
         _check_logits(peak, mask)
@@ -71,24 +74,26 @@ class SoftmaxPool(StreamingSetEncoder):
     def weigh(self, elements: Tensor, state: SetState, prepared: Scores) -> Tensor:
         if not bool((state.count > 0).all()):
             raise InputError(
-                "weights over elements need a state that has seen all elements; got an empty one."
+                "weights over elements need a state that has seen all elements; got an empty "
+                "state. Call update with the elements first."
             )
         peak, sums = state.statistics["softmax"]
         logits = prepared.logits(elements)
-        mass = sums[..., -1].clamp_min(1).unsqueeze(1)  # the peak itself adds 1
+        # The mass is at least 1, the weight of the largest logit.
+        mass = sums[..., -1].clamp_min(1).unsqueeze(1)
         weights = (exponentials(logits, peak.to(logits.dtype)) / mass).to(logits.dtype)
         return weights.unflatten(-1, (self.num_heads, -1)).mean(-2)  # (B, n, K)
 
 
 def _check_logits(peak: Tensor, mask: Tensor | None) -> None:
-    """Raise NonFiniteError if a set with elements has no finite logit: it would look empty."""
+    """Raise NonFiniteError if a set with elements has no finite logit; it would appear empty."""
     if torch.compiler.is_compiling() or peak.is_meta:
         return
     lost = (peak == -torch.inf).any(1)
     if bool((lost if mask is None else lost & mask.any(1)).any()):
         raise NonFiniteError(
-            "the elements are finite, but their logits are not: the elements are too large. The "
-            "state is unchanged."
+            "the elements are finite, but their logits are not: the elements are too large. Scale "
+            "the elements down. The state is unchanged."
         )
 
 
@@ -99,16 +104,16 @@ class AttentionPool(SoftmaxPool):
 
         encoding_j = sum_i softmax_i(k_i . q_j / sqrt(d_head)) v_i
 
-    A softmax over elements looks at all of them, and still folds: the state keeps the largest
-    logit, the denominator and the numerator. The query is multiplied into the key projection
-    beforehand, and values are projected when the state is read.
+    The softmax is over all elements of the set, and still folds: the state keeps the largest logit,
+    the denominator and the numerator. Queries are multiplied into the key projection once, and
+    values are projected at readout. The encoding is (B, num_queries, dim_out).
 
     Args:
         dim_in: width d of the elements.
-        num_queries: number K of queries, each of which reads one vector.
+        num_queries: number K of queries. Each returns one vector.
         dim_out: width of keys, queries and values.
-        num_heads: heads into which dim_out is divided.
-        bias: whether the projections have one.
+        num_heads: number of heads; must divide dim_out.
+        bias: whether the projections have a bias.
 
     >>> encoder = AttentionPool(dim_in=3, num_queries=4, dim_out=16, num_heads=2)
     >>> encoder(torch.randn(2, 100, 3)).shape
@@ -146,12 +151,14 @@ class GatedAttentionPool(SoftmaxPool):
 
         l_i = w (tanh(V x_i) * sigmoid(U x_i))        encoding = sum_i softmax_i(l_i) x_i
 
+    The encoding is (B, num_branches, dim_in).
+
     Args:
         dim_in: width d of the elements, such as features of the patches of a slide.
         dim_hidden: width of V x and U x.
-        num_branches: number K of weightings w, each of which reads one vector.
-        gated: whether there is a gate sigmoid(U x); without it the logits are w tanh(V x).
-        bias: whether V and U have one.
+        num_branches: number K of vectors w. Each returns one vector.
+        gated: whether to use the gate sigmoid(U x). Without it the logits are w tanh(V x).
+        bias: whether V and U have a bias.
 
     >>> encoder, patches = GatedAttentionPool(dim_in=8, dim_hidden=16), torch.randn(1, 500, 8)
     >>> state = encoder.update(encoder.initial_state(), patches)
@@ -179,7 +186,8 @@ class GatedAttentionPool(SoftmaxPool):
         self.num_logits = num_branches
         self.to_hidden = nn.Linear(dim_in, dim_hidden, bias=bias)
         self.to_gate = nn.Linear(dim_in, dim_hidden, bias=bias) if gated else None
-        self.to_logit = nn.Linear(dim_hidden, num_branches, bias=False)  # a softmax sees no bias
+        # A bias would cancel in the softmax.
+        self.to_logit = nn.Linear(dim_hidden, num_branches, bias=False)
 
     def extra_repr(self) -> str:
         return f"gated={self.gated}"

@@ -15,13 +15,15 @@ from setfold.errors import InputError
 
 
 class Concat(StreamingSetEncoder):
-    """Encodes each set with several encoders in one pass, and concatenates their readouts.
+    """Encodes each set with several encoders in one pass and concatenates their readouts.
 
-    The state is the product of the states of its parts. So a `Concat` is a fold like any other: it
-    merges, streams from files and over processes, and removes elements if all of its parts can.
+    The state consists of the states of the parts, so `Concat` is a fold: its states merge, it reads
+    files, it runs in several processes, and it can remove elements if all parts can. The encoding
+    is (B, dim_readout).
 
     Args:
-        encoders: streaming encoders for the same elements: a list, or a dict with names.
+        encoders: streaming encoders for the same elements; a list, or a dict by name. Names must
+            not contain "/" or ".".
 
     >>> import setfold
     >>> encoder = Concat(
@@ -46,21 +48,21 @@ class Concat(StreamingSetEncoder):
         for name, encoder in named.items():
             if not isinstance(encoder, StreamingSetEncoder):
                 raise InputError(
-                    "encoders must be streaming set encoders; got "
+                    "encoders must be streaming set encoders, such as setfold.Pool; got "
                     f"{type(encoder).__name__} for {name!r}."
                 )
         widths = {e.dim_in for e in named.values() if e.dim_in is not None}
         if len(widths) > 1:
             found = {name: encoder.dim_in for name, encoder in named.items()}
-            raise InputError(f"all encoders must take elements of the same width; got {found}.")
+            raise InputError(f"all encoders must have the same dim_in; got {found}.")
         self.encoders = nn.ModuleDict(named)
         self.dim_in = widths.pop() if widths else None
         self.slot_dims = tuple(dim for part in named.values() for dim in part.slot_dims)
-        self.batched_slots = all(part.batched_slots or not part.slot_dims for part in named.values())
+        self.batched_slots = all(p.batched_slots or not p.slot_dims for p in named.values())
 
     @property
     def parts(self) -> dict[str, StreamingSetEncoder]:
-        """The encoders by name; those of a list are named "0", "1", ..."""
+        """The encoders by name. Those of a list are named "0", "1", ..."""
         return cast("dict[str, StreamingSetEncoder]", dict(self.encoders.items()))
 
     @property
@@ -73,11 +75,18 @@ class Concat(StreamingSetEncoder):
             return self.finish(empty, count, self.prepare(frame)).shape[1]
 
     def readouts(self, state: Any) -> dict[str, Tensor]:
-        """The readout of each part, by name, in its own shape (B, ...)."""
+        """The readout (B, ...) of each part, by name.
+
+        Args:
+            state: a state of this encoder.
+
+        Raises:
+            StateMismatchError: the state belongs to another model.
+        """
         state = self._recognize(state)
         return self._finish_parts(state.statistics, state.count, self.prepared_for(state))
 
-    # ---- primitives: those of the parts, with the name of the part before each field ---------
+    # ---- primitives. The fields of a part are named "<part>/<field>" ------------------------
 
     def fields(self, frame: tuple[Tensor, ...]) -> Fields:
         return {
@@ -90,7 +99,7 @@ class Concat(StreamingSetEncoder):
         return {name: part.prepare(own) for name, part, own in self._with_frames(frame)}
 
     def absorb(self, elements: Tensor, mask: Tensor | None, prepared: dict[str, Any]) -> Statistics:
-        return self._join_names(
+        return self._prefix_fields(
             (name, part.absorb(part.featurize(elements, mask, ()), mask, prepared[name]))
             for name, part in self.parts.items()
         )
@@ -98,12 +107,10 @@ class Concat(StreamingSetEncoder):
     def absorb_for_gradients(
         self, elements: Tensor, mask: Tensor | None, prepared: dict[str, Any]
     ) -> Statistics:
-        return self._join_names(
+        return self._prefix_fields(
             (
                 name,
-                part.absorb_for_gradients(
-                    part.featurize(elements, mask, ()), mask, prepared[name]
-                ),
+                part.absorb_for_gradients(part.featurize(elements, mask, ()), mask, prepared[name]),
             )
             for name, part in self.parts.items()
         )
@@ -120,12 +127,11 @@ class Concat(StreamingSetEncoder):
             name, _, field = path.partition("/")
             own[name][field] = tensors
         return {
-            name: part.finish(own[name], count, prepared[name])
-            for name, part in self.parts.items()
+            name: part.finish(own[name], count, prepared[name]) for name, part in self.parts.items()
         }
 
     @staticmethod
-    def _join_names(found: Iterator[tuple[str, Statistics]]) -> Statistics:
+    def _prefix_fields(found: Iterator[tuple[str, Statistics]]) -> Statistics:
         return {f"{name}/{field}": p for name, own in found for field, p in own.items()}
 
     # ---- features ----------------------------------------------------------------------------
@@ -137,11 +143,11 @@ class Concat(StreamingSetEncoder):
     def featurize(
         self, elements: Tensor, mask: Tensor | None, context: tuple[Tensor, ...]
     ) -> Tensor:
-        """Return the elements: each part computes its own features when it absorbs them."""
+        """Return the elements unchanged: each part computes its own features in `absorb`."""
         if context:
             raise InputError(
-                "Concat takes no context: use Composition(Concat(...), features), whose features "
-                "do."
+                "Concat does not take a context. Use Composition(Concat(...), features), whose "
+                "features take it."
             )
         return elements
 
@@ -157,19 +163,24 @@ class Concat(StreamingSetEncoder):
     def draw_frame(
         self, num_slots: int | None, generator: torch.Generator | None
     ) -> tuple[Tensor, ...]:
-        """The slots of all parts in order; `num_slots` and `generator` are for those that draw."""
+        """The slots of all parts, in order.
+
+        `num_slots` and `generator` apply to the parts that draw random slots.
+        """
         if not self.draws_slots and not (num_slots is None and generator is None):
-            raise InputError("no part draws slots: leave num_slots and generator out.")
+            raise InputError(
+                "no part of this Concat draws slots: leave num_slots and generator out."
+            )
         frame: tuple[Tensor, ...] = ()
         for part in self.parts.values():
-            drawn = (num_slots, generator) if part.draws_slots else (None, None)
-            frame += part.draw_frame(*drawn)
+            options = (num_slots, generator) if part.draws_slots else (None, None)
+            frame += part.draw_frame(*options)
         return frame
 
     def _with_frames(
         self, frame: tuple[Tensor, ...]
     ) -> Iterator[tuple[str, StreamingSetEncoder, tuple[Tensor, ...]]]:
-        """Each part with its name and its share of the frame."""
+        """Each part with its name and its slots."""
         start = 0
         for name, part in self.parts.items():
             stop = start + len(part.slot_dims)
@@ -185,10 +196,15 @@ def _by_name(
     elif isinstance(encoders, Sequence | nn.ModuleList) and not isinstance(encoders, str):
         named = {str(number): encoder for number, encoder in enumerate(encoders)}
     else:
-        raise InputError(f"encoders must be a list or a dict; got {type(encoders).__name__}.")
+        raise InputError(
+            f"encoders must be a list or a dict of encoders; got {type(encoders).__name__}."
+        )
     if not named:
         raise InputError("Concat needs at least one encoder; got none.")
     for name in named:
         if "/" in name or "." in name or not name:
-            raise InputError(f"names of encoders must not contain '/' or '.'; got {name!r}.")
+            raise InputError(
+                "names of encoders must not be empty and must not contain '/' or '.'; "
+                f"got {name!r}."
+            )
     return named

@@ -1,4 +1,4 @@
-"""Deep Sets in the form that folds (Zaheer et al., NeurIPS 2017)."""
+"""Deep Sets without set-dependent layers, which folds (Zaheer et al., NeurIPS 2017)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from setfold.core.statistic import Field, Fields, Statistics
 
 
 class Pool(StreamingSetEncoder):
-    """The sum, mean, maximum or minimum of the elements themselves.
+    """The sum, mean, maximum or minimum of the elements, (B, n, d) -> (B, dim_readout).
 
     Args:
         dim_in: width d of the elements.
-        aggregate: "sum", "mean", "max" or "min", or a list of them, concatenated.
+        aggregate: "sum", "mean", "max" or "min", or a list of them to concatenate.
 
     >>> Pool(2, "max")(torch.tensor([[[1.0, 5.0], [3.0, 4.0]]]))
     tensor([[3., 5.]])
@@ -35,7 +35,7 @@ class Pool(StreamingSetEncoder):
         self.dim_in = dim_in
         self.aggregate = aggregate if isinstance(aggregate, str) else list(aggregate)
         self.aggregates = parse_aggregates(aggregate, weighted=False)
-        # An empty buffer that has the device and dtype, as there are no parameters.
+        # There are no parameters, so an empty buffer keeps the device and dtype.
         self.register_buffer("like", torch.empty(0), persistent=False)
 
     def extra_repr(self) -> str:
@@ -60,14 +60,14 @@ class Pool(StreamingSetEncoder):
 class DeepSets(Composition):
     """head(aggregate_i features(x_i)): an element-wise network, a pool, and a head.
 
-    The layers of the original that subtract the set's maximum or mean are not part of it: they
-    need all elements at once. `EquivariantDeepSets` has them.
+    The original also has layers that subtract the set's maximum or mean. They need all elements at
+    once; see `EquivariantDeepSets`.
 
     Args:
         features: a module applied to each element, (N, ...) -> (N, dim_features).
-        dim_features: width of what the features return.
-        aggregate: "sum", "mean", "max" or "min", or a list of them, concatenated.
-        head: any module on (B, dim_features * number of aggregates); None for no head.
+        dim_features: width of the features.
+        aggregate: "sum", "mean", "max" or "min", or a list of them to concatenate.
+        head: a module on (B, dim_features * number of aggregates); None for no head.
 
     >>> features = nn.Sequential(nn.Linear(3, 16), nn.ReLU())
     >>> DeepSets(features, dim_features=16, head=nn.Linear(16, 10))(torch.randn(2, 100, 3)).shape

@@ -1,4 +1,4 @@
-"""Deep Sets as published (Zaheer et al., NeurIPS 2017): layers that subtract the set's pool."""
+"""Deep Sets as published (Zaheer et al., NeurIPS 2017), with layers that subtract a pool."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ SUBTRACTED = ("max", "mean")
 
 
 class EquivariantLayer(Layer):
-    """activation(Gamma x_i - Lambda pool(X)): each element, less what the set as a whole is.
+    """activation(Gamma x_i - Lambda pool(X)), for each element: (B, n, d) -> (B, n, dim_out).
 
-    With one matrix for both, Gamma = Lambda, it is activation(Gamma (x_i - pool(X))).
+    With a shared matrix, Gamma = Lambda, it is activation(Gamma (x_i - pool(X))).
 
     Args:
         dim_in: width of the elements.
-        dim_out: width of what they become.
+        dim_out: width of the output.
         subtract: the pool, "max" or "mean".
-        shared: whether one matrix serves for both.
-        activation: a module; None for a Tanh.
+        shared: whether Gamma and Lambda are the same matrix.
+        activation: a module; None for nn.Tanh().
 
     >>> import torch
     >>> EquivariantLayer(3, 8)(torch.randn(2, 100, 3)).shape
@@ -52,7 +52,7 @@ class EquivariantLayer(Layer):
 
 
 class _Subtract(nn.Module):
-    """The half of the layer that looks at what was pooled."""
+    """The element-wise half of the layer, given the pool (B, d)."""
 
     def __init__(self, dim_in: int, dim_out: int, shared: bool, activation: nn.Module) -> None:
         super().__init__()
@@ -70,17 +70,17 @@ class _Subtract(nn.Module):
 class EquivariantDeepSets(LayeredSetEncoder):
     """Equivariant layers that subtract the set's maximum or mean, then a pool and a head.
 
-    As published it needs all elements at once; read several times, its chunks fold exactly.
-    `DeepSets` is the form without these layers, which folds in one pass.
+    It folds exactly if the chunks can be read `passes` times. `DeepSets` has no such layers and
+    folds in one pass.
 
     Args:
         dim_in: width d of the elements.
-        dims: width of what comes out of each layer; `passes` is one more than there are layers.
+        dims: output width of each layer; `passes` is len(dims) + 1.
         subtract: what each layer subtracts, "max" or "mean".
-        shared: whether one matrix serves for element and pool.
-        aggregate: how the last layer's elements are pooled; "sum", "mean", "max", "min", or several.
-        activation: a module after each layer; None for a Tanh.
-        head: any module on (B, dims[-1] * number of aggregates).
+        shared: whether elements and pool are multiplied by the same matrix.
+        aggregate: the pool after the last layer: "sum", "mean", "max" or "min", or a list of them.
+        activation: a module after each layer; None for nn.Tanh().
+        head: a module on (B, dims[-1] * number of aggregates).
 
     >>> import torch
     >>> encoder = EquivariantDeepSets(dim_in=3, dims=[16, 16], head=nn.Linear(16, 10))
@@ -103,7 +103,7 @@ class EquivariantDeepSets(LayeredSetEncoder):
         head: nn.Module | None = None,
     ) -> None:
         if not isinstance(dims, Sequence) or not dims:
-            raise InputError(f"dims must list the width of at least one layer; got {dims!r}.")
+            raise InputError(f"dims must be a list of at least one layer width; got {dims!r}.")
         layers = [
             EquivariantLayer(lower, upper, subtract, shared, activation)
             for lower, upper in pairwise([dim_in, *dims])

@@ -12,20 +12,20 @@ from setfold.kernels.precision import accumulator_dtype
 
 
 class FSPool(WholeSetEncoder):
-    """Sorts each feature over the set, and weighs each value by its relative rank.
+    """Sorts each feature over the set and weights each value by its relative rank: (B, d).
 
     With x_(0)c >= ... >= x_(n-1)c the values of feature c in descending order:
 
         y_c = sum_i f_c(r_i) x_(i)c     r_i = i / (n - 1)
         f_c(r) = sum_j max(0, 1 - |r P - j|) w_jc     j = 0 ... P
 
-    f_c is continuous and linear on each of P pieces of [0, 1]; the w_jc are its learned values at
-    their ends. So one set of weights serves sets of every size. The only element of a set has
-    r = 0. With w_jc = 1 everywhere it is the sum; with w_0c = 1 and zeros the maximum, of sets of at
-    most P + 1 elements.
+    f_c is continuous and piecewise linear on [0, 1], with P pieces of equal length. The parameters
+    w_jc are its values at the ends of the pieces, so the same parameters apply to sets of any size.
+    A set of one element has r = 0. If all w_jc are 1, the result is the sum. If w_0c is 1 and the
+    others are 0, it is the maximum, for sets of at most P + 1 elements.
 
-    The weights begin standard normal, as the authors' do. Where elements tie, there is no single
-    gradient: each of them gets the weight of one of the ranks that they share.
+    The weights are initialized from a standard normal distribution, like the authors'. If elements
+    tie, the gradient is not unique: each of them gets the weight of one of the ranks they share.
 
     Args:
         dim_in: width d of the elements, and of the encoding (B, d).
@@ -39,7 +39,7 @@ class FSPool(WholeSetEncoder):
     """
 
     dim_in: int
-    obstacle = "sorting: an element's weight depends on its rank among all the others"
+    obstacle = "sorting: the weight of an element depends on its rank among all elements"
 
     def __init__(self, dim_in: int, num_pieces: int = 20) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class FSPool(WholeSetEncoder):
             ranked = elements.sort(dim=1, descending=True).values
             return (ranked * self._weights(ranks, torch.full_like(ranks[:1], size))).sum(1)
         count = mask.sum(1, keepdim=True)  # (B, 1)
-        # Below every element, so that what is hidden comes last; then zero, so that it weighs nothing.
+        # Masked elements are sorted last, then set to zero.
         lowered = elements.masked_fill(~mask.unsqueeze(-1), float("-inf"))
         ranked = lowered.sort(dim=1, descending=True).values
         ranked = ranked.masked_fill((ranks >= count).unsqueeze(-1), 0)
@@ -69,17 +69,17 @@ class FSPool(WholeSetEncoder):
 
         Args:
             ranks: (n,), from 0.
-            count: how many elements the set has, (1,) for all sets or (B, 1).
+            count: number of elements, (1,) for all sets or (B, 1).
 
         Returns:
-            (n, d) or (B, n, d); beyond the count, anything finite.
+            (n, d) or (B, n, d). Beyond the count the values are finite but arbitrary.
         """
         gaps = (count - 1).clamp(min=1)
-        # In whole numbers, because r P rounded down must not depend on how r was rounded.
+        # Integer arithmetic, so that floor(r P) does not depend on rounding errors in r.
         place = ranks * self.num_pieces
         left = (place // gaps).clamp(max=self.num_pieces)
         right = (left + 1).clamp(max=self.num_pieces)
         fraction = (place % gaps).to(accumulator_dtype(ranks.device)) / gaps
-        # An embedding rather than an index: its backward pass is several times faster.
+        # The backward pass of embedding is several times faster than that of indexing.
         ends = embedding(left, self.values), embedding(right, self.values)
         return torch.lerp(*ends, fraction.to(self.values.dtype).unsqueeze(-1))

@@ -1,4 +1,4 @@
-"""A hierarchy of Slot Set Encoders. Only the first level sees the stream."""
+"""A hierarchy of Slot Set Encoders. Only the first level streams."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from setfold.errors import CancelledAttentionWarning, InputError
 
 
 class Levels(NamedTuple):
-    """What absorbing needs of the first level, and the slots of the others."""
+    """What the first level prepared, and the slots of the other levels."""
 
     first: Prepared
     slots: tuple[Tensor, ...]
 
 
 class HierarchicalSlotSetEncoder(StreamingSetEncoder):
-    """SSE_T(... SSE_2(SSE_1(X))): the slots of each level are the set that the next one encodes.
+    """SSE_T(... SSE_2(SSE_1(X))): each level encodes the slots of the level before it.
 
     Only the first level streams, merges and removes elements. The other levels run at readout.
-    Running the whole stack on every chunk and merging the results would give a different encoding
-    for every partition.
+    Running all levels on every chunk and merging the results would give an encoding that depends on
+    the partition. The encoding is (B, K, dim_readout) of the last level.
 
     Args:
-        levels: Slot Set Encoders, each with dim_in equal to the dim_readout before it.
-        activation: a module between the levels; None for a ReLU. nn.Identity() is what the paper
-            prints; levels that sum or average and end in a single slot then collapse into one
+        levels: Slot Set Encoders. The dim_in of each must equal the dim_readout of the one before.
+        activation: a module between the levels; None for nn.ReLU(). The paper uses none, which is
+            nn.Identity(). Levels that sum or average and end in one slot then collapse into a
             linear map of the sum of the elements.
 
     >>> first = SlotSetEncoder(dim_in=3, num_slots=8, dim_slot=16, dim_out=16)
@@ -54,14 +54,14 @@ class HierarchicalSlotSetEncoder(StreamingSetEncoder):
         super().__init__()
         listed = isinstance(levels, Sequence | nn.ModuleList)
         if not listed or not all(isinstance(level, SlotSetEncoder) for level in levels):
-            raise InputError("levels must be a list of Slot Set Encoders.")
+            raise InputError(f"levels must be a list of Slot Set Encoders; got {levels!r}.")
         if not levels:
-            raise InputError("a hierarchy needs at least one level; got none.")
+            raise InputError("levels must contain at least one level; got an empty list.")
         for number, (lower, upper) in enumerate(pairwise(levels), start=2):
             if upper.dim_in != lower.dim_readout:
                 raise InputError(
-                    f"level {number} must have dim_in={lower.dim_readout}, the width of what level "
-                    f"{number - 1} reads; got {upper.dim_in}."
+                    f"level {number} must have dim_in={lower.dim_readout}, the dim_readout of "
+                    f"level {number - 1}; got {upper.dim_in}."
                 )
         self.levels = nn.ModuleList(levels)
         self.activation = nn.ReLU() if activation is None else activation
@@ -73,8 +73,8 @@ class HierarchicalSlotSetEncoder(StreamingSetEncoder):
         if self._collapses():
             warnings.warn(
                 "this hierarchy collapses: without an activation, levels that sum or average and "
-                "end in one slot are one linear map of the sum of the elements, and attention has "
-                "no effect. Use an activation, or keep several slots at the end.",
+                "end in one slot are a linear map of the sum of the elements, so attention has no "
+                "effect. Use an activation, or several slots in the last level.",
                 CancelledAttentionWarning,
                 stacklevel=2,
             )
@@ -85,13 +85,13 @@ class HierarchicalSlotSetEncoder(StreamingSetEncoder):
 
     def _collapses(self) -> bool:
         linear = all(level.slots_cancel for level in self._encoders)
-        bare = isinstance(self.activation, nn.Identity) and len(self._encoders) > 1
-        return bare and linear and self._encoders[-1].num_slots == 1
+        no_activation = isinstance(self.activation, nn.Identity) and len(self._encoders) > 1
+        return no_activation and linear and self._encoders[-1].num_slots == 1
 
     def draw_frame(
         self, num_slots: int | None, generator: torch.Generator | None
     ) -> tuple[Tensor, ...]:
-        """The slots of every level; `num_slots` speaks of the first."""
+        """The slots of every level; `num_slots` is for the first."""
         first, *others = self._encoders
         frame = first.draw_frame(num_slots, generator)
         for level in others:
@@ -123,7 +123,7 @@ class HierarchicalSlotSetEncoder(StreamingSetEncoder):
         encoding = self._encoders[0].finish(statistics, count, prepared.first)
         for level, slots in zip(self._encoders[1:], prepared.slots, strict=True):
             encoding = level.encode(self.activation(encoding), slots)
-        if isinstance(count, Tensor):  # an empty set reads as zeros
+        if isinstance(count, Tensor):  # an empty set is encoded as zeros
             encoding = torch.where((count > 0)[:, None, None], encoding, 0)
         return encoding
 

@@ -1,4 +1,4 @@
-"""Normalization by the statistics of the set itself."""
+"""Normalization by the mean and variance of the set."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class Moments(StreamingSetEncoder):
 
         mean = sum_i x_i / n          variance = sum_i (x_i - mean)^2 / n
 
-    The state keeps count, mean and squared distances, which join without cancellation.
+    The state keeps the count, the mean and the sum of squared distances from the mean, which join
+    without cancellation.
 
     Args:
         dim_in: width d of the elements.
@@ -38,7 +39,7 @@ class Moments(StreamingSetEncoder):
         super().__init__()
         check_sizes(dim_in=dim_in)
         self.dim_in = dim_in
-        # An empty buffer that has the device and dtype, as there are no parameters.
+        # There are no parameters, so an empty buffer keeps the device and dtype.
         self.register_buffer("like", torch.empty(0), persistent=False)
 
     def extra_repr(self) -> str:
@@ -56,17 +57,18 @@ class Moments(StreamingSetEncoder):
 
 
 class SetNorm(Layer):
-    """Subtracts the set's mean from every element and divides by its deviation.
+    """Subtracts the mean of the set from each element and divides by the standard deviation.
 
         y_i = weight (x_i - mean) / sqrt(variance + epsilon) + bias
 
-    with mean and variance of each feature over the set, or of all features of all elements
-    together (Zhang et al., "Set Norm and Equivariant Skip Connections", ICML 2022).
+    Mean and variance are those of each feature over the set, or of all features of all elements
+    together (Zhang et al., "Set Norm and Equivariant Skip Connections", ICML 2022). Elements
+    (B, n, d) keep their shape.
 
     Args:
         dim: width of the elements.
-        over: "feature" for a mean and a variance of each feature, "set" for one of all.
-        epsilon: added to the variance.
+        over: "feature" for one mean and variance per feature, "set" for one per set.
+        epsilon: a small number, added to the variance.
 
     >>> layer = SetNorm(3)
     >>> layer(5 + torch.randn(2, 100, 3)).mean(1).abs().max() < 1e-5
@@ -76,7 +78,7 @@ class SetNorm(Layer):
     def __init__(self, dim: int, over: str = "feature", epsilon: float = 1e-5) -> None:
         check_sizes(dim=dim)
         check_choice(STATISTICS_OF, over=over)
-        super().__init__(Moments(dim), _Normalise(dim, over, epsilon))
+        super().__init__(Moments(dim), _Normalize(dim, over, epsilon))
         self.dim = self.dim_out = dim
         self.over = over
         self.epsilon = epsilon
@@ -85,7 +87,7 @@ class SetNorm(Layer):
         return f"over={self.over!r}"
 
 
-class _Normalise(nn.Module):
+class _Normalize(nn.Module):
     """Normalizes elements with the pooled moments."""
 
     def __init__(self, dim: int, over: str, epsilon: float) -> None:

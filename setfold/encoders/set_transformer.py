@@ -1,9 +1,9 @@
-"""The Set Transformer (Lee et al., ICML 2019): its blocks, and the encoders made of them.
+"""The Set Transformer (Lee et al., ICML 2019): its blocks, and two encoders built from them.
 
 MAB(X, Y)  = norm(H + relu(feed(H)))  with  H = norm(X + Multihead(X, Y, Y))
-SAB(X)     = MAB(X, X)                      every element looks at every other: no fold
-ISAB(X)    = MAB(X, MAB(I, X))              through learned points I: a fold, and a look
-PMA(X)     = MAB(S, relu(linear(X)))        learned seeds S look at the elements: a fold
+SAB(X)     = MAB(X, X)                      each element attends to all others: no fold
+ISAB(X)    = MAB(X, MAB(I, X))              through inducing points I: folds in two passes
+PMA(X)     = MAB(S, relu(linear(X)))        learned seeds S attend to the elements: a fold
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from setfold.core.composition import Composition
 from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.inputs import check_heads, check_sizes
-from setfold.core.passes import Layer, LayeredSetEncoder, pooled
+from setfold.core.passes import Layer, LayeredSetEncoder, apply_pool
 from setfold.core.whole import WholeSetEncoder
 from setfold.encoders.attention_pool import SoftmaxPool
 from setfold.errors import InputError
@@ -23,14 +23,14 @@ from setfold.kernels.scores import Scores, folded_heads, projected_heads
 
 
 class MAB(nn.Module):
-    """Multi-head attention block: queries look at elements, and pass through a small network.
+    """Multi-head attention block: queries attend to elements, followed by a feed-forward layer.
 
-        H = norm(X + to_out(concat_h softmax(Q_h K_h^T / sqrt(d_h)) V_h))     norm(H + relu(feed(H)))
+        H = norm(X + to_out(concat_h softmax(Q_h K_h^T / sqrt(d_h)) V_h))    norm(H + relu(feed(H)))
 
     Args:
         dim: width of queries and elements.
-        num_heads: heads, which divide dim.
-        layer_norm: whether the two norms are there.
+        num_heads: number of heads; must divide dim.
+        layer_norm: whether to use the two layer norms.
 
     >>> MAB(8, num_heads=2)(torch.randn(2, 5, 8), torch.randn(2, 100, 8)).shape
     torch.Size([2, 5, 8])
@@ -52,8 +52,17 @@ class MAB(nn.Module):
         self.last_norm = nn.LayerNorm(dim) if layer_norm else nn.Identity()
 
     def forward(self, queries: Tensor, elements: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Queries (B, m, d) look at elements (B, n, d) that the mask (B, n) shows: (B, m, d)."""
-        if mask is not None:  # NaN would outlast its weight of 0
+        """Attend to the elements.
+
+        Args:
+            queries: (B, m, d).
+            elements: (B, n, d).
+            mask: (B, n), True where an element is present; None if all are.
+
+        Returns:
+            (B, m, d).
+        """
+        if mask is not None:  # 0 * NaN is NaN, so a weight of 0 is not enough
             elements = elements.masked_fill(~mask.unsqueeze(-1), 0)
         query, key, value = (
             projected.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (B, H, ., d_h)
@@ -68,18 +77,20 @@ class MAB(nn.Module):
         return self.digest(queries, attended.transpose(1, 2).flatten(2))
 
     def digest(self, queries: Tensor, attended: Tensor) -> Tensor:
-        """What becomes of queries (B, m, d) and of what they saw (B, m, d)."""
+        """What follows the attention: queries and attended values, both (B, m, d), -> (B, m, d)."""
         hidden = self.norm(queries + self.to_out(attended))
         return self.last_norm(hidden + self.feed(hidden).relu())
 
 
 class SAB(nn.Module):
-    """Self-attention block: every element looks at every other one. Equivariant, quadratic, no fold.
+    """Self-attention block: each element attends to all others.
+
+    It is equivariant, takes time quadratic in n, and does not fold.
 
     Args:
         dim: width of the elements.
-        num_heads: heads, which divide dim.
-        layer_norm: whether the two norms are there.
+        num_heads: number of heads; must divide dim.
+        layer_norm: whether to use the two layer norms.
 
     >>> SAB(8, num_heads=2)(torch.randn(2, 100, 8)).shape
     torch.Size([2, 100, 8])
@@ -93,7 +104,7 @@ class SAB(nn.Module):
         self.block = MAB(dim, num_heads, layer_norm)
 
     def forward(self, elements: Tensor, mask: Tensor | None = None) -> Tensor:
-        """(B, n, d) -> (B, n, d); elements that the mask (B, n) hides come out as zeros."""
+        """(B, n, d) -> (B, n, d); the output is zero where the mask (B, n) is False."""
         if mask is None:
             return self.block(elements, elements)
         hidden = ~mask.unsqueeze(-1)
@@ -102,16 +113,16 @@ class SAB(nn.Module):
 
 
 class SeedAttention(SoftmaxPool):
-    """MAB(S, X) as a fold: learned seeds S look at the elements, (B, n, d) -> (B, K, d).
+    """MAB(S, X) as a fold: learned seeds S attend to the elements, (B, n, d) -> (B, K, d).
 
-    The softmax over elements is kept as a peak, a denominator and a numerator; projections,
-    norms and the small network come when the state is read.
+    The state keeps the largest logit, the denominator and the numerator of the softmax over
+    elements. Projections, norms and the feed-forward layer run at readout.
 
     Args:
         dim: width of the elements.
         num_seeds: number K of seeds.
-        num_heads: heads, which divide dim.
-        layer_norm: whether the block has its norms.
+        num_heads: number of heads; must divide dim.
+        layer_norm: whether to use layer norms.
 
     >>> SeedAttention(8, num_seeds=4, num_heads=2)(torch.randn(2, 100, 8)).shape
     torch.Size([2, 4, 8])
@@ -143,13 +154,15 @@ class SeedAttention(SoftmaxPool):
 
 
 class ISAB(Layer):
-    """Induced set attention block: learned points look at the set, every element looks at them.
+    """Induced set attention block: inducing points attend to the set, elements attend to them.
+
+    (B, n, d) -> (B, n, d), linear in n.
 
     Args:
         dim: width of the elements.
-        num_inducing: number of learned points.
-        num_heads: heads, which divide dim.
-        layer_norm: whether the blocks have their norms.
+        num_inducing: number of inducing points, which are learned.
+        num_heads: number of heads; must divide dim.
+        layer_norm: whether to use layer norms.
 
     >>> ISAB(8, num_inducing=4, num_heads=2)(torch.randn(2, 100, 8)).shape
     torch.Size([2, 100, 8])
@@ -168,13 +181,13 @@ class ISAB(Layer):
 
 
 class PMA(Composition):
-    """Pooling by multi-head attention: MAB(S, relu(linear(X))) with K learned seeds S; a fold.
+    """Pooling by multi-head attention: MAB(S, relu(linear(X))) with K learned seeds S, as a fold.
 
     Args:
         dim: width of the elements.
-        num_seeds: number K of seeds, each of which reads one vector.
-        num_heads: heads, which divide dim.
-        layer_norm: whether the block has its norms.
+        num_seeds: number K of seeds. Each returns one vector.
+        num_heads: number of heads; must divide dim.
+        layer_norm: whether to use layer norms.
 
     >>> PMA(8, num_seeds=2, num_heads=2)(torch.randn(3, 100, 8)).shape
     torch.Size([3, 2, 8])
@@ -192,18 +205,18 @@ class PMA(Composition):
 
 
 class SetTransformer(LayeredSetEncoder):
-    """ISAB layers, then PMA: linear in n, and exact in as many passes as there are layers, and one.
+    """ISAB layers, then PMA. Linear in n, and folds exactly in num_layers + 1 passes.
 
     Args:
         dim_in: width d of the elements.
-        dim: width of everything inside, and of the encoding (B, num_seeds, dim).
-        num_heads: heads, which divide dim.
-        num_inducing: learned points of each ISAB.
+        dim: width of all layers, and of the encoding (B, num_seeds, dim).
+        num_heads: number of heads; must divide dim.
+        num_inducing: number of inducing points of each ISAB.
         num_layers: number L of ISABs; `passes` is L + 1.
-        num_seeds: number of vectors that PMA reads.
-        num_decoder_layers: SABs among those vectors, after PMA.
-        layer_norm: whether the blocks have their norms.
-        head: any module on the encoding.
+        num_seeds: number of vectors that PMA returns.
+        num_decoder_layers: number of SABs on those vectors, after PMA.
+        layer_norm: whether to use layer norms.
+        head: a module on the encoding; None for no head.
 
     >>> import setfold
     >>> encoder = SetTransformer(dim_in=3, dim=16, num_layers=2, num_seeds=4).eval()
@@ -215,7 +228,7 @@ class SetTransformer(LayeredSetEncoder):
     torch.Size([2, 4, 16])
     """
 
-    obstacle = "self-attention: each element's features depend on all the others, through the ISABs"
+    obstacle = "self-attention: through the ISABs, each element depends on all other elements"
 
     def __init__(
         self,
@@ -244,23 +257,23 @@ class SetTransformer(LayeredSetEncoder):
 
 
 class FullSetTransformer(WholeSetEncoder):
-    """SAB layers, then PMA: every element looks at every other one, so nothing of it folds.
+    """SAB layers, then PMA. Each element attends to all others, so it cannot be folded.
 
     Args:
         dim_in: width d of the elements.
-        dim: width of everything inside, and of the encoding (B, num_seeds, dim).
-        num_heads: heads, which divide dim.
+        dim: width of all layers, and of the encoding (B, num_seeds, dim).
+        num_heads: number of heads; must divide dim.
         num_layers: number of SABs.
-        num_seeds: number of vectors that PMA reads.
-        num_decoder_layers: SABs among those vectors, after PMA.
-        layer_norm: whether the blocks have their norms.
-        head: any module on the encoding.
+        num_seeds: number of vectors that PMA returns.
+        num_decoder_layers: number of SABs on those vectors, after PMA.
+        layer_norm: whether to use layer norms.
+        head: a module on the encoding; None for no head.
 
     >>> FullSetTransformer(dim_in=3, dim=16)(torch.randn(2, 100, 3)).shape
     torch.Size([2, 1, 16])
     """
 
-    obstacle = "self-attention: each element's features depend on all the others, one by one"
+    obstacle = "self-attention: each element attends to all other elements"
 
     def __init__(
         self,
@@ -291,15 +304,15 @@ class FullSetTransformer(WholeSetEncoder):
         elements = self.features(elements)
         for layer in self.layers:
             elements = layer(elements, mask)
-        return pooled(self.pool, elements, mask)
+        return apply_pool(self.pool, elements, mask)
 
 
 def _decoder(
     dim: int, num_seeds: int, num_heads: int, num_layers: int, layer_norm: bool
 ) -> StreamingSetEncoder:
-    """PMA, and SABs among the vectors that it reads."""
+    """PMA, then SABs on the vectors that it returns."""
     if num_layers < 0:
-        raise InputError(f"num_decoder_layers must be 0 or more; got {num_layers}.")
+        raise InputError(f"num_decoder_layers must be an integer of at least 0; got {num_layers}.")
     pool = PMA(dim, num_seeds, num_heads, layer_norm)
     if num_layers == 0:
         return pool

@@ -1,4 +1,4 @@
-"""Slot Attention (Locatello et al., NeurIPS 2020): slots that compete for elements, again and again."""
+"""Slot Attention (Locatello et al., NeurIPS 2020)."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from setfold.encoders.slot_set import Prepared, SlotSetEncoder
 
 
 class SlotAttention(MultiPassSetEncoder):
-    """Slots are refined by iterations, each of which reads the whole set.
+    """Slots that compete for the elements, refined in several iterations over the whole set.
 
     With slots S, q = to_query(norm(S)), k_i = to_key(norm(x_i)), v_i = to_value(norm(x_i)):
 
         W_ij = softmax_j(k_i . q_j / sqrt(d)) + 1e-8     update_j = sum_i W_ij v_i / sum_i W_ij
         S    = GRU(update, S)                            S = S + mlp(norm(S))
 
-    What an iteration takes from the elements is a Slot Set Encoder's weighted mean with softmax over
-    slots. So each iteration is a fold, and T iterations are exact in T passes; but the slots of the
-    second iteration are not known before the first has seen every element.
+    An iteration is a Slot Set Encoder with softmax over slots and weighted means. So each iteration
+    is a fold, and T iterations fold exactly in T passes. One pass is not enough: the slots of the
+    second iteration depend on all elements. The encoding is (B, num_slots, dim).
 
     Args:
         dim_in: width d of the elements.
-        num_slots: number K of slots; may be set to another number at any time, as the slots
-            are drawn from a mean and a deviation that they share.
+        num_slots: number K of slots. It can be changed at any time, because all slots are drawn
+            from the same learned mean and deviation.
         dim: size of a slot.
-        num_iterations: number T of iterations; `passes` is the same.
-        dim_hidden: width of the mlp.
+        num_iterations: number T of iterations, which is also `passes`.
+        dim_hidden: width of the hidden layer of the mlp.
 
     >>> import torch
     >>> encoder = SlotAttention(dim_in=3, num_slots=4, dim=16).eval()
@@ -46,7 +46,7 @@ class SlotAttention(MultiPassSetEncoder):
     torch.Size([2, 7, 16])
     """
 
-    obstacle = "iterations: the slots of one follow from all elements' part in the one before"
+    obstacle = "iterations: the slots of each iteration depend on all elements"
     epsilon = 1e-8
 
     def __init__(
@@ -74,7 +74,7 @@ class SlotAttention(MultiPassSetEncoder):
 
     @property
     def num_slots(self) -> int:
-        """The number K of slots that are drawn."""
+        """The number K of slots."""
         return self.attention.num_slots
 
     @num_slots.setter
@@ -82,7 +82,7 @@ class SlotAttention(MultiPassSetEncoder):
         self.attention.resize(number)
 
     def draw_slots(self) -> Tensor:
-        """The slots (1, K, h) of the first iteration: new ones in training, the same in evaluation."""
+        """Draw the slots (1, K, h) of the first iteration; in evaluation mode always the same."""
         return self.attention.draw_frame(None, None)[0]
 
     def encode(self, elements: Tensor, mask: Tensor | None) -> Tensor:
@@ -100,10 +100,14 @@ class SlotAttention(MultiPassSetEncoder):
         return stage, stage.initial_state(batch_size, slots=slots)
 
     def refine(self, slots: Tensor, readings: Tensor) -> Tensor:
-        """Slots (B, K, h) after one iteration, from the mean contribution and mass of each.
+        """The slots (B, K, h) after one iteration.
 
-        Every weight is to have epsilon added. Summed over slots the weights of an element are 1, so
-        summed over slots the contributions are what epsilon multiplies.
+        Epsilon is added to every weight. The weights of an element sum to 1 over the slots, so the
+        term that epsilon multiplies is the sum of the mean contributions over the slots.
+
+        Args:
+            slots: (B, K, h), before the iteration.
+            readings: (B, K, h + 1), the mean contribution and the mass of each slot.
         """
         mean, mass = readings[..., :-1], readings[..., -1:]
         update = (mean + self.epsilon * mean.sum(1, keepdim=True)) / (mass + self.epsilon)
@@ -112,14 +116,14 @@ class SlotAttention(MultiPassSetEncoder):
 
 
 class _Slots(NamedTuple):
-    """What the encoder of an iteration prepared, and the slots (1, K, h) or (B, K, h)."""
+    """What the Slot Set Encoder prepared, and the slots (1, K, h) or (B, K, h)."""
 
     encoder: Prepared
     slots: Tensor
 
 
 class _Iteration(Composition):
-    """One iteration as a fold. Its readout is the slots of the next iteration."""
+    """One iteration as a fold. Its readout (B, K, h) is the slots of the next iteration."""
 
     def __init__(self, owner: SlotAttention) -> None:
         super().__init__(owner.attention, features=owner.norm_input)

@@ -87,7 +87,7 @@ def test_a_dtype_that_is_none_is_refused(path, dtype):
 
 def test_weights_that_do_not_fit_are_refused(path):
     for tensors in ({}, {"weight": torch.zeros(3, 3), "bias": torch.zeros(3)}):
-        with pytest.raises(setfold.FileError, match="does not hold the weights"):
+        with pytest.raises(setfold.FileError, match="its weights do not fit its description"):
             setfold.load(crafted(path, LINEAR, tensors=tensors))
 
 
@@ -117,10 +117,10 @@ def test_a_flipped_bit_is_an_error_wherever_it_is(tmp_path, path):
 
 def test_other_files_are_file_errors(tmp_path, path):
     save_file({"weight": torch.zeros(1)}, path)
-    with pytest.raises(setfold.FileError, match=r"not one of setfold's.*setfold\.save"):
+    with pytest.raises(setfold.FileError, match=r"setfold did not write it.*setfold\.save"):
         setfold.load(path)
     make().initial_state().save(path)
-    with pytest.raises(setfold.FileError, match="holds a setfold state; expected a model"):
+    with pytest.raises(setfold.FileError, match="contains a setfold state; expected a model"):
         setfold.load(path)
     torch.save(make().state_dict(), path)
     with pytest.raises(setfold.FileError, match="not a safetensors file"):

@@ -313,7 +313,7 @@ def test_a_class_of_your_own_is_loaded_only_if_allowed(path):
         (Forgetful(3), "self.width = width"),
         (Other(3), "cannot be rebuilt.*linear.weight would differ"),
         (Applied(torch.tanh), "Applied.function is a builtin"),
-        (Applied(lambda x: x), "Applied.function is a function, which cannot be written down"),
+        (Applied(lambda x: x), "Applied.function is a function, which cannot be saved"),
         (Applied({"a": 1}), "is a dict"),
         (type("Local", (nn.Module,), {})(), "Local"),
     ],

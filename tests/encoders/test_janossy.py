@@ -15,7 +15,7 @@ from torch.testing import assert_close
 
 import setfold
 from setfold.encoders import janossy
-from setfold.encoders.janossy import JanossyPool, drawn, enumerated
+from setfold.encoders.janossy import JanossyPool, draw_tuples, enumerate_tuples
 from setfold.kernels.ragged import MAX_EXACT_LENGTHS
 from tests.small import TIGHT, assert_ragged_is_dense, draw
 from tests.strategies import cases, seeded
@@ -134,7 +134,7 @@ def test_tuples_are_numbered_as_itertools_does(size, data):
     taken = data.draw(st.integers(1, size))
     expected = list(permutations(range(size), taken))
     start = data.draw(st.integers(0, len(expected)))
-    found = enumerated(slice(start, len(expected)), size, taken, CPU)
+    found = enumerate_tuples(slice(start, len(expected)), size, taken, CPU)
     assert [tuple(row) for row in found.tolist()] == expected[start:]
 
 
@@ -211,7 +211,7 @@ def test_a_sample_of_all_permutations_is_the_mean_over_all_tuples(monkeypatch, a
         assert shape == (2, 24)
         return orders[:, :taken].expand(2, 24, taken)
 
-    monkeypatch.setattr(janossy, "drawn", all_orders)
+    monkeypatch.setattr(janossy, "draw_tuples", all_orders)
     sampled = make(arity, num_samples=24)
     assert_close(sampled(elements), exact(elements), **TIGHT)
 
@@ -219,7 +219,7 @@ def test_a_sample_of_all_permutations_is_the_mean_over_all_tuples(monkeypatch, a
 def test_a_sample_of_all_permutations_is_the_mean_of_a_recurrent_network(monkeypatch):
     encoder, elements = recurrent(24), draw(1, 4, 3)
     orders = torch.tensor(list(permutations(range(4))))
-    monkeypatch.setattr(janossy, "drawn", lambda *_: orders[None])
+    monkeypatch.setattr(janossy, "draw_tuples", lambda *_: orders[None])
     expected = by_the_paper(elements[0], encoder.function, 4)
     assert_close(encoder(elements)[0], expected, **TIGHT)
 
@@ -229,7 +229,7 @@ def test_every_tuple_is_drawn_as_often(size, taken):
     torch.manual_seed(0)
     tuples = list(permutations(range(size), taken))
     draws = 400 * len(tuples)
-    found = drawn((2, draws // 2), size, taken, CPU).reshape(-1, taken).tolist()
+    found = draw_tuples((2, draws // 2), size, taken, CPU).reshape(-1, taken).tolist()
     counts = dict.fromkeys(tuples, 0)
     for row in found:
         counts[tuple(row)] += 1  # a KeyError is a tuple that should not be
@@ -327,10 +327,10 @@ def test_too_many_tuples_are_refused_before_anything_is_done():
     ("arguments", "message"),
     [
         ({"function": torch.sum}, r"function must be a torch\.nn\.Module"),
-        ({"dim_in": 0}, "dim_in must be a whole number, 1 or more; got 0"),
-        ({"dim_in": None}, "dim_in must be a whole number, 1 or more; got None"),
-        ({"arity": 0}, "arity must be a whole number, 1 or more; got 0"),
-        ({"num_samples": 0}, "num_samples must be a whole number, 1 or more; got 0"),
+        ({"dim_in": 0}, "dim_in must be an integer of at least 1; got 0"),
+        ({"dim_in": None}, "dim_in must be an integer of at least 1; got None"),
+        ({"arity": 0}, "arity must be an integer of at least 1; got 0"),
+        ({"num_samples": 0}, "num_samples must be an integer of at least 1; got 0"),
         ({"arity": None}, r"whole permutations .* num_samples"),
     ],
 )
