@@ -1,9 +1,9 @@
-"""Sets spread over processes: each folds its shard, and `all_merge` gives all of them the whole set.
+"""Sets that are sharded over processes. Each folds its shard; `all_merge` merges the states.
 
     agree       the number of sets and the seed, at the beginning of a pass
     all_merge   the state of the whole set, in every process
 
-Shapes: R processes, S numbers in the statistics of one.
+Shapes: R processes, S numbers in the statistics of one process.
 """
 
 from __future__ import annotations
@@ -24,68 +24,71 @@ from setfold.folding.messages import (
     Message,
     by_process,
     exchange,
-    gathered,
+    gather,
     processes,
     rank_and_size,
     report_failure,
-    watched,
+    translate_errors,
 )
 from setfold.kernels.precision import accumulator_dtype
 from setfold.kernels.replay import differentiable_once
 
-_TURNS = cycle(range(1, 2**10))  # few, so that sums of squares are exact in float32 too
-SAME = 1e-6  # relative; machines that compute the same slots may round them differently
+_TICKETS = cycle(range(1, 2**10))  # small, so that sums of squares are exact in float32 too
+SAME = 1e-6  # relative tolerance for slots, which machines may round differently
 MODEL = "Fold every shard with the same model"
-ALIKE = {  # what must be the same in every process: its name, and what to do where it is not
+ALIKE = {  # what must be equal in all processes: its name and advice for the error message
     "fields": ("fields", MODEL),
     "sets": (
         "numbers of sets",
-        "Every process must fold its shard of the same sets; one that has nothing of a set leaves "
-        "it empty",
+        "Every process must fold its shard of the same sets. A set of which a process has no "
+        "elements stays empty",
     ),
     "weights": (
         "weights",
-        f"{MODEL}: load the same weights everywhere, or wrap it in DistributedDataParallel, which "
-        "sends those of process 0 to all",
+        f"{MODEL}: load the same weights in every process, or wrap it in DistributedDataParallel, "
+        "which broadcasts those of process 0",
     ),
     "slots": ("shapes of slots", "Begin every state with the same number of slots"),
-    "context": ("contexts", "All must follow the same earlier pass"),
-    "dtype": ("dtypes", "Keep all states on devices of the same kind"),
-    "grad": ("gradient modes", "Call all_merge under torch.no_grad() in all of them, or in none"),
+    "context": ("contexts", "All states must follow the same earlier pass"),
+    "dtype": ("dtypes", "Keep all states on devices of the same type"),
+    "grad": ("gradient modes", "Call all_merge under torch.no_grad() in every process or in none"),
 }
 
 
 def all_merge(state: SetState, group: dist.ProcessGroup | None = None) -> SetState:
-    """The state of the whole set, from the states of its shards; every process of the group calls it.
+    """Merge the states of all processes. Every process of the group must call it.
 
-    The statistics of all processes are gathered and joined in the order of their ranks, so all
-    processes get the same bits. Slots and context stay this process's own, with their graph.
+    The statistics of all processes are gathered and joined in the order of ranks, so the result is
+    bitwise equal in all processes. Slots and context are those of this process, with their graph.
 
-    Gradients are those of the sum of all processes' losses: going back, each process adds up what
-    the losses of all want of its shard. DistributedDataParallel then averages over the processes,
-    which makes it the gradient of the mean of the losses by the whole set; for the parameters of
-    the readout and of a head too, of which each process contributes what its own loss wants.
+    Gradients are those of the sum of the losses of all processes. In the backward pass, each
+    process receives the sum of the gradients of all losses with respect to its statistics.
+    DistributedDataParallel averages over processes, so it computes the gradient of the mean of the
+    losses. This includes the parameters of the readout and of a head, for which each process
+    contributes the gradient of its own loss.
 
-    So every process must run the backward pass, once for each that the others run. One that has no
-    loss of its own calls `(encoding * 0).sum().backward()`. One whose shard is empty takes part like
-    the others: its encoder's parameters get gradients of zero. Parameters that DistributedDataParallel
-    manages outside the encoder, such as those of a network that makes the elements, are another
-    matter: with an empty shard they have no gradient, so give all_merge or DistributedDataParallel a
-    group of its own (torch.distributed.new_group), lest their messages get mixed up.
+    The backward pass is a collective: every process must run it, and equally often. A process
+    without a loss calls `(encoding * 0).sum().backward()`. A process with an empty shard takes part
+    as well; the parameters of its encoder get gradients of zero. Parameters outside the encoder
+    that DistributedDataParallel manages, such as those of a network that computes the elements,
+    have no gradient if the shard is empty. In this case pass all_merge or DistributedDataParallel a
+    separate process group (torch.distributed.new_group), so that their collectives do not
+    interfere.
 
     Args:
-        state: what this process's shard has made of B sets; begun with the same slots everywhere.
-        group: the processes; None for all of them.
+        state: the state of this process's shard of B sets. All processes must begin with the same
+            slots.
+        group: the process group; None for the default group.
 
     Returns:
-        The state (B sets) of all shards together.
+        The state of the whole sets (B sets), in every process.
 
     Raises:
-        StateMismatchError: the states do not belong together; in every process.
-        DistributedError: another process has failed, has died or did not come.
+        StateMismatchError: the states cannot be merged; raised in every process.
+        DistributedError: another process has failed or died, or did not make the same call.
         InputError: there is no process group, or this process is not in it.
 
-    >>> import setfold  # torchrun would start several processes, and provide the store and the rank
+    >>> import setfold  # torchrun starts several processes, and provides store and rank
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     >>> encoder = setfold.SlotSetEncoder(dim_in=3, num_slots=4, dim_slot=8, dim_out=8).eval()
     >>> shard = torch.randn(1, 100, 3)  # this process's
@@ -97,16 +100,16 @@ def all_merge(state: SetState, group: dist.ProcessGroup | None = None) -> SetSta
     _, world = rank_and_size(group)
     device = _device_of(state, group)
     with report_failure(group, device):
-        state = _checked(state)
-        message = _description(state)
+        state = _validate(state)
+        message = _describe(state)
     messages = exchange(message, group, device)
     if world == 1:
         return state
-    _refuse_unlike(messages)
-    count = _same_beginning(state, group)
-    turn = messages[0]["turn"] if any(m["tracked"] for m in messages) else None
-    rows = _gathered_statistics(state, group, turn)
-    parts = (_named(row, state.statistics) for row in rows.unbind())
+    _check_alike(messages)
+    count = _add_counts(state, group)
+    ticket = messages[0]["ticket"] if any(m["tracked"] for m in messages) else None
+    rows = _gather_statistics(state, group, ticket)
+    parts = (_unflatten(row, state.statistics) for row in rows.unbind())
     statistics = reduce(lambda left, right: join(state.fields, left, right), parts)
     return state.with_statistics(statistics, count)
 
@@ -118,135 +121,143 @@ def agree(
     group: dist.ProcessGroup | None,
     device: torch.device,
 ) -> tuple[int, int]:
-    """What all processes must share at the beginning of a pass: how many sets, and a seed.
+    """Agree on the number of sets and the seed of a pass. Every process must call it.
 
     Args:
         sets: the number of sets in this process's shard; None if it has no chunks.
-        seed: what this process would take; that of process 0 counts.
-        alike: by name, what must be the same everywhere.
-        group: the processes.
-        device: where the group can move tensors.
+        seed: the seed that this process proposes.
+        alike: by name, values that must be equal in all processes.
+        group: the process group.
+        device: a device whose tensors the group can send.
+
+    Returns:
+        The number of sets, and the seed of process 0.
 
     Raises:
-        InputError: the shards are not of the same number of sets, or all are empty, or something
-            else is not the same everywhere.
+        InputError: the number of sets or a value of `alike` differs between processes, or no
+            process has chunks.
     """
     _, world = rank_and_size(group)
     messages = exchange({"sets": sets, "seed": seed, "alike": alike}, group, device)
     for name in alike:
-        said = [message["alike"].get(name) for message in messages]
-        if any(one != said[0] for one in said):
+        values = [message["alike"].get(name) for message in messages]
+        if any(value != values[0] for value in values):
             raise InputError(
-                f"{name} must be the same in all {world} processes: {by_process(said)}."
+                f"{name} must be the same in all {world} processes; got {by_process(values)}."
             )
     found = [m["sets"] for m in messages]
     numbers = {number for number in found if number is not None}
     if not numbers:
         raise InputError(
-            f"fold needs at least one chunk; none of the {world} processes has any. An empty set "
-            "is encoder.initial_state(1)."
+            f"fold needs at least one chunk; none of the {world} processes has any. The state of "
+            "an empty set is encoder.initial_state(1)."
         )
     if len(numbers) > 1:
         raise InputError(
-            f"the chunks are not of the same number of sets in all {world} processes "
-            f"({by_process(found)}). Every process must read its shard of the same sets."
+            f"the chunks must have the same number of sets in all {world} processes; got "
+            f"{by_process(found)}. Every process must read its shard of the same sets."
         )
     return numbers.pop(), messages[0]["seed"]
 
 
-# ---- whether states belong together ----------------------------------------------------------
+# ---- validation ------------------------------------------------------------------------------
 
 
-def _checked(state: SetState) -> SetState:
+def _validate(state: SetState) -> SetState:
     if not isinstance(state, SetState):
         raise StateMismatchError(
-            f"expected a state to merge; got {type(state).__name__}. A process without elements merges "
-            "encoder.initial_state()."
+            f"expected a state to merge; got {type(state).__name__}. A process without elements "
+            "passes encoder.initial_state()."
         )
     return state.trackable()
 
 
 def _device_of(state: SetState, group: dist.ProcessGroup | None) -> torch.device:
-    """The state's; where there is no state, one on which the others can be told."""
+    """The device of the state. Without a state, a device on which the error can be sent."""
     if isinstance(state, SetState):
         return state.device
     return torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
 
 
-def _description(state: SetState) -> Message:
-    """What can be said of a state, of which ALIKE must be the same everywhere."""
-    flat = _flat(state.statistics)
+def _describe(state: SetState) -> Message:
+    """The message about a state. The entries in ALIKE must be equal in all processes."""
+    flat = _flatten(state.statistics)
     return {
         "fields": describe_fields(state.fields),
         "sets": len(state),
         "weights": state.weights.digest,
-        "slots": _forms(state.frame),
-        "context": _forms(state.context),
+        "slots": _shapes(state.frame),
+        "context": _shapes(state.context),
         "dtype": str(flat.dtype),
         "grad": torch.is_grad_enabled(),
         "tracked": flat.requires_grad,
-        "turn": next(_TURNS),
+        "ticket": next(_TICKETS),
     }
 
 
-def _forms(tensors: Iterable[Tensor]) -> list[str]:
+def _shapes(tensors: Iterable[Tensor]) -> list[str]:
     return [f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in tensors]
 
 
-def _refuse_unlike(messages: Sequence[Message]) -> None:
-    for key, (what, remedy) in ALIKE.items():
-        said = [message[key] for message in messages]
-        if any(one != said[0] for one in said):
+def _check_alike(messages: Sequence[Message]) -> None:
+    """Raise StateMismatchError if an entry in ALIKE differs between processes."""
+    for key, (what, advice) in ALIKE.items():
+        values = [message[key] for message in messages]
+        if any(value != values[0] for value in values):
             raise StateMismatchError(
-                f"cannot merge the states of {len(said)} processes, which have different {what}: "
-                f"{by_process(said)}. {remedy}."
+                f"cannot merge states of {len(values)} processes with different {what}: "
+                f"{by_process(values)}. {advice}."
             )
 
 
-def _same_beginning(state: SetState, group: dist.ProcessGroup | None) -> Tensor:
-    """The counts (B,) of all processes together, if all began with the same slots and context."""
-    begun = [state.count, *state.frame, *state.context]
-    counts, *others = _gathered_bytes(begun, group)
+def _add_counts(state: SetState, group: dist.ProcessGroup | None) -> Tensor:
+    """Add up the counts (B,) of all processes.
+
+    Raises:
+        StateMismatchError: the processes began with different slots or contexts.
+    """
+    counts, *others = _gather_bytes([state.count, *state.frame, *state.context], group)
     slots, context = others[: len(state.frame)], others[len(state.frame) :]
-    if strange := _unlike_first(slots):
+    if ranks := _differing_ranks(slots):
         raise StateMismatchError(
-            f"cannot merge the states: those of {processes(strange)} began with other slots than that "
-            "of process 0. In training, random slots are drawn anew by each process: use "
-            "setfold.fold(..., group=...), which draws them once for all, give initial_state a "
-            "generator of the same seed in every process, or call model.eval()."
+            f"cannot merge states with different slots: those of {processes(ranks)} differ from "
+            "those of process 0. In training mode each process draws its own random slots. Use "
+            "setfold.fold(..., group=...), which draws them once for all processes, pass "
+            "initial_state a generator with the same seed in every process, or call model.eval()."
         )
-    if strange := _unlike_first(context):
+    if ranks := _differing_ranks(context):
         raise StateMismatchError(
-            f"cannot merge the states: those of {processes(strange)} have other contexts than that of "
-            "process 0. All must follow the same earlier pass, merged over the same group."
+            f"cannot merge states with different contexts: those of {processes(ranks)} differ from "
+            "those of process 0. All states must follow the same earlier pass, merged over the "
+            "same process group."
         )
     return counts.sum(0)
 
 
-def _unlike_first(gathered: Iterable[Tensor]) -> list[int]:
-    """The ranks whose tensors are not, up to rounding, those of the first; each (R, ...)."""
-    strange: set[int] = set()
+def _differing_ranks(gathered: Iterable[Tensor]) -> list[int]:
+    """The ranks whose tensors differ from those of rank 0 by more than rounding; each (R, ...)."""
+    differing: set[int] = set()
     for tensors in gathered:
         rows = tensors.flatten(1).to(accumulator_dtype(tensors.device))
         if rows.shape[1]:
             allowed = max(SAME, 8 * torch.finfo(tensors.dtype).eps) * rows[0].abs().max()
-            alike = (rows[1:] - rows[0]).abs().amax(1) <= allowed  # false of NaN
-            strange.update(rank for rank, same in enumerate(alike.tolist(), 1) if not same)
-    return sorted(strange)
+            alike = (rows[1:] - rows[0]).abs().amax(1) <= allowed  # False for NaN
+            differing.update(rank for rank, same in enumerate(alike.tolist(), 1) if not same)
+    return sorted(differing)
 
 
-# ---- data ------------------------------------------------------------------------------------
+# ---- collectives -----------------------------------------------------------------------------
 
 
-def _flat(statistics: Statistics) -> Tensor:
-    """All parts in one row (S,), in an order that does not depend on how a state came about."""
+def _flatten(statistics: Statistics) -> Tensor:
+    """All parts in one row (S,), sorted by field name, so that all processes use the same order."""
     return torch.cat(
         [part.reshape(-1) for _, parts in sorted(statistics.items()) for part in parts]
     )
 
 
-def _named(row: Tensor, like: Statistics) -> Statistics:
-    """The statistics that are laid out in a row (S,)."""
+def _unflatten(row: Tensor, like: Statistics) -> Statistics:
+    """The inverse of `_flatten`: statistics of the same names and shapes as `like`."""
     ordered = sorted(like.items())
     pieces = iter(row.split([part.numel() for _, parts in ordered for part in parts]))
     return {
@@ -254,65 +265,65 @@ def _named(row: Tensor, like: Statistics) -> Statistics:
     }
 
 
-def _gathered_statistics(
-    state: SetState, group: dist.ProcessGroup | None, turn: int | None
+def _gather_statistics(
+    state: SetState, group: dist.ProcessGroup | None, ticket: int | None
 ) -> Tensor:
-    """The statistics (R, S) of all processes; differentiable if they are in any of them.
+    """Gather the statistics (R, S) of all processes; differentiable if those of any process are.
+
+    The backward pass is a collective, so the autograd engine of every process must reach it, even
+    if the shard is empty. It must not reach it earlier than in the other processes: the all_reduce
+    could then meet one of DistributedDataParallel, which reduces the gradient of a parameter as
+    soon as it is complete. So all tensors that shape the state are inputs of this function, whether
+    this shard used them or not.
 
     Args:
         state: of this process.
-        group: the processes.
-        turn: a number by which all know this gathering again; None without gradients.
-
-    All then take part in the backward pass, each when its own engine gets there. It must get there,
-    even if this shard was empty; and no sooner than in the other processes, or the message would
-    meet one of DistributedDataParallel's, which sends a parameter's gradient once nothing more can
-    come. So all that shaped the state hangs on the gathering, whether this shard made use of it or
-    not.
+        group: the process group.
+        ticket: a number that identifies this call in the backward pass; None without gradients.
     """
-    flat = _flat(state.statistics)
-    if turn is None:
-        return gathered(flat.detach(), group, "gather the states")
+    flat = _flatten(state.statistics)
+    if ticket is None:
+        return gather(flat.detach(), group, "gather the states")
     always = torch.zeros((), requires_grad=True)
     shaping = [*state.frame, *state.context, *state.weights.tensors]
-    return _Gathered.apply(group, turn, flat, always, *(t for t in shaping if t.requires_grad))
+    return _Gather.apply(group, ticket, flat, always, *(t for t in shaping if t.requires_grad))
 
 
-class _Gathered(torch.autograd.Function):
-    """Rows of all processes; going back, each process gets the sum of what all want of its row."""
+class _Gather(torch.autograd.Function):
+    """Gathers the rows of all processes. Backward, each row gets the sum of its gradients."""
 
     @staticmethod
     def forward(
-        ctx: Any, group: dist.ProcessGroup | None, turn: int, flat: Tensor, *shaping: Tensor
+        ctx: Any, group: dist.ProcessGroup | None, ticket: int, flat: Tensor, *shaping: Tensor
     ) -> Tensor:
-        ctx.group, ctx.turn = group, float(turn)
+        ctx.group, ctx.ticket = group, float(ticket)
         ctx.shaping = [tensor.detach() for tensor in shaping]
-        return gathered(flat, group, "gather the states")
+        return gather(flat, group, "gather the states")
 
     @staticmethod
     @differentiable_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         rank, world = rank_and_size(ctx.group)
-        turns = grad.new_tensor([ctx.turn, ctx.turn**2])
-        total = torch.cat([grad.reshape(-1), turns])
-        with watched(ctx.group, "add up the gradients"):
+        tickets = grad.new_tensor([ctx.ticket, ctx.ticket**2])
+        total = torch.cat([grad.reshape(-1), tickets])
+        with translate_errors(ctx.group, "add up the gradients"):
             dist.all_reduce(total, group=ctx.group)
-        turn, square = total[-2:].tolist()
-        if turn**2 != world * square:  # equal only where all numbers are
+        ticket, square = total[-2:].tolist()
+        if ticket**2 != world * square:  # equal only if all tickets are (Cauchy-Schwarz)
             raise DistributedError(
-                f"the {world} processes run the backward passes of different states at the same time. All must "
-                "call backward in the same order."
+                f"the {world} processes run the backward passes of different states at the same "
+                "time. All processes must call backward in the same order."
             )
         if ctx.needs_input_grad[2]:
             own = total[:-2].view_as(grad)[rank]
             return None, None, own, *[None] * len(ctx.shaping)
-        return None, None, None, *map(torch.zeros_like, ctx.shaping)  # nothing here depends on them
+        return None, None, None, *map(torch.zeros_like, ctx.shaping)  # this shard used none of them
 
 
-def _gathered_bytes(tensors: Sequence[Tensor], group: dist.ProcessGroup | None) -> list[Tensor]:
-    """Tensors of several dtypes at once, each as (R, ...); without gradients."""
+def _gather_bytes(tensors: Sequence[Tensor], group: dist.ProcessGroup | None) -> list[Tensor]:
+    """Gather tensors of several dtypes at once, each as (R, ...); without gradients."""
     raw = torch.cat([t.detach().contiguous().reshape(-1).view(torch.uint8) for t in tensors])
-    rows = gathered(raw, group, "compare the states")
+    rows = gather(raw, group, "compare the states")
     pieces = rows.split([tensor.nbytes for tensor in tensors], 1)
     return [
         piece.contiguous().view(tensor.dtype).reshape(len(rows), *tensor.shape)

@@ -1,12 +1,13 @@
-"""Processes that talk: a short message of each before data moves, and failures that reach all.
+"""Communication between the processes of a group.
 
-    exchange         what every process has to say. All see the same messages, so all come to the same
-                     verdict: either all go on, or all raise.
-    report_failure   what fails in one process is told to the others, which would wait for it
-    gathered         the tensors of all
+    exchange           every process sends a short message to all others. All receive the same
+                       messages, so they all continue, or all raise.
+    report_failure     sends an exception to the other processes, which would otherwise wait
+    gather             the tensors of all processes
+    translate_errors   raises errors of a collective as DistributedError
 
-There are two collectives, all_gather and all_reduce, of plain tensors: gloo and nccl have both, and
-nothing is pickled.
+The only collectives are all_gather and all_reduce, of tensors: gloo and nccl support both. Pickle
+is not used.
 """
 
 from __future__ import annotations
@@ -22,36 +23,40 @@ from torch import Tensor
 
 from setfold.errors import DistributedError, InputError
 
-Message = dict[str, Any]  # what JSON can say
-LONGEST = 1 << 24  # bytes of a message; more are not one, but what another collective sent
-TOLD = 2000  # characters of an error that the other processes get to see
+Message = dict[str, Any]  # serialized as JSON
+MAX_BYTES = 1 << 24  # of a message; a larger length is data of another collective
+MAX_ERROR = 2000  # characters of an error message that are sent to the other processes
 
 
 def exchange(
     message: Message, group: dist.ProcessGroup | None, device: torch.device
 ) -> list[Message]:
-    """What every process has to say, in the order of their ranks; every process calls it.
+    """Send a message to all processes and receive theirs. Every process must call it.
 
     Args:
-        message: what this process has to say, with the same keys everywhere.
-        group: the processes.
-        device: where the group can move tensors.
+        message: the message of this process, with the same keys in every process.
+        group: the process group.
+        device: a device whose tensors the group can send.
+
+    Returns:
+        The messages of all processes, by rank.
 
     Raises:
-        DistributedError: a process had a failure to tell, or is not in step with the others.
+        DistributedError: another process reported a failure, or made another call.
+        InputError: there is no process group, or it cannot send tensors of this device.
     """
     rank_and_size(group)
-    _refuse_unserved(group, device)
+    _check_device(group, device)
     own = torch.frombuffer(bytearray(json.dumps(message).encode()), dtype=torch.uint8)
-    doing = "exchange messages"
-    lengths = gathered(torch.tensor(len(own), device=device), group, doing).tolist()
-    if not all(0 < length <= LONGEST for length in lengths):
+    task = "exchange messages"
+    lengths = gather(torch.tensor(len(own), device=device), group, task).tolist()
+    if not all(0 < length <= MAX_BYTES for length in lengths):
         raise _out_of_step()
     padded = torch.zeros(max(lengths), dtype=torch.uint8)
     padded[: len(own)] = own
-    rows = gathered(padded.to(device), group, doing).cpu()
-    messages = [_read(bytes(row[:n].tolist())) for row, n in zip(rows, lengths, strict=True)]
-    _refuse_failures(messages)
+    rows = gather(padded.to(device), group, task).cpu()
+    messages = [_parse(bytes(row[:n].tolist())) for row, n in zip(rows, lengths, strict=True)]
+    _check_failures(messages)
     if any(other.keys() != message.keys() for other in messages):
         raise _out_of_step()
     return messages
@@ -59,83 +64,109 @@ def exchange(
 
 @contextmanager
 def report_failure(group: dist.ProcessGroup | None, device: torch.device) -> Iterator[None]:
-    """A context whose failure is told to the other processes, which wait in their next exchange.
+    """Send an exception of the block to the other processes.
 
-    There they raise DistributedError at once; here the error goes its way. What follows the context
-    must be an exchange, in every process.
+    They raise DistributedError in their next `exchange`, without waiting for a timeout. This
+    process raises the original exception. In every process, an `exchange` must follow the block.
     """
     rank_and_size(group)
     try:
         yield
     except DistributedError:
-        raise  # of this the others know
+        raise  # all processes raise it
     except Exception as error:
-        told = f"{type(error).__name__}: {error}"[:TOLD]
-        with suppress(DistributedError):  # that of telling it; if others are gone, this one counts
-            exchange({"failure": told}, group, device)
+        failure = f"{type(error).__name__}: {error}"[:MAX_ERROR]
+        with suppress(DistributedError):  # if sending fails too, the original exception matters
+            exchange({"failure": failure}, group, device)
         raise
 
 
 def rank_and_size(group: dist.ProcessGroup | None) -> tuple[int, int]:
-    """The rank of this process in the group, and how many processes there are."""
+    """The rank of this process in the group, and the number of processes.
+
+    Raises:
+        InputError: there is no process group, or this process is not in it.
+    """
     if not (dist.is_available() and dist.is_initialized()):
         raise InputError(
-            "there is no group of processes: run the program under torchrun, such as `torchrun "
+            "there is no process group: run the program with torchrun, such as `torchrun "
             "--nproc-per-node 4 train.py`, and call torch.distributed.init_process_group() first."
         )
     try:
         rank = dist.get_rank(group)
-    except ValueError:  # one that has been destroyed
+    except ValueError:  # the group was destroyed
         rank = -1
     if rank < 0:
         raise InputError(
-            "this process is not in the group, or the group has been destroyed: run the program under "
-            "torchrun, call torch.distributed.init_process_group() first, and only the members of a "
-            "group may merge over it."
+            "this process is not in the process group, or the group was destroyed. Call "
+            "torch.distributed.init_process_group() first, and merge only in processes that are in "
+            "the group."
         )
     return rank, dist.get_world_size(group)
 
 
-def gathered(tensor: Tensor, group: dist.ProcessGroup | None, doing: str) -> Tensor:
-    """The tensors (R, ...) of all processes, which have the same shape, in the order of ranks."""
+def gather(tensor: Tensor, group: dist.ProcessGroup | None, task: str) -> Tensor:
+    """Gather the tensors of all processes.
+
+    Args:
+        tensor: (...), of the same shape and dtype in every process.
+        group: the process group.
+        task: what the caller does, for the error message.
+
+    Returns:
+        (R, ...), the tensors of all processes, by rank.
+
+    Raises:
+        DistributedError: the collective failed.
+    """
     _, world = rank_and_size(group)
     rows = tensor.new_empty((world, *tensor.shape))
     if world == 1:
         return rows.copy_(tensor)
     if tensor.numel():
-        with watched(group, doing):
+        with translate_errors(group, task):
             dist.all_gather(list(rows.unbind()), tensor.contiguous(), group=group)
     return rows
 
 
 @contextmanager
-def watched(group: dist.ProcessGroup | None, doing: str) -> Iterator[None]:
-    """A context for one collective: what gloo and nccl raise gets a name, and says what to do."""
+def translate_errors(group: dist.ProcessGroup | None, task: str) -> Iterator[None]:
+    """Raise errors of a collective as DistributedError, with advice."""
     try:
         yield
     except RuntimeError as error:
         rank, world = rank_and_size(group)
         raise DistributedError(
-            f"process {rank} of {world} could not {doing} with the others: another process has died, "
-            "or did not come within the group's timeout (init_process_group's timeout). Look at the "
-            f"output of the other processes. ({str(error).splitlines()[0]})"
+            f"process {rank} of {world} could not {task} with the others: another process has "
+            "died, or did not make the same call within the timeout of the process group (the "
+            "argument timeout of init_process_group). Check the output of the other processes. "
+            f"({str(error).splitlines()[0]})"
         ) from error
 
 
-def by_process(said: Iterable[object]) -> str:
-    """Who said what: "3 in processes 0, 2; 4 in process 1"."""
+def by_process(values: Iterable[object]) -> str:
+    """Format values by rank.
+
+    >>> by_process([3, 4, 3])
+    '3 in processes 0, 2; 4 in process 1'
+    """
     ranks: dict[str, list[int]] = {}
-    for rank, one in enumerate(said):
-        ranks.setdefault("none" if one is None else str(one), []).append(rank)
-    return "; ".join(f"{one} in {processes(who)}" for one, who in ranks.items())
+    for rank, value in enumerate(values):
+        ranks.setdefault("none" if value is None else str(value), []).append(rank)
+    return "; ".join(f"{value} in {processes(found)}" for value, found in ranks.items())
 
 
 def processes(ranks: Sequence[int]) -> str:
-    """Some processes in words."""
+    """Format ranks.
+
+    >>> processes([1, 3])
+    'processes 1, 3'
+    """
     return f"process{'es' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
-def _read(text: bytes) -> Message:
+def _parse(text: bytes) -> Message:
+    """Parse a message; raises DistributedError if it is not one."""
     try:
         message = json.loads(text)
     except ValueError:
@@ -145,7 +176,8 @@ def _read(text: bytes) -> Message:
     return message
 
 
-def _refuse_failures(messages: Sequence[Message]) -> None:
+def _check_failures(messages: Sequence[Message]) -> None:
+    """Raise DistributedError if a process reported a failure."""
     failed = [
         f"process {rank} of {len(messages)} failed: {message['failure']}"
         for rank, message in enumerate(messages)
@@ -157,17 +189,21 @@ def _refuse_failures(messages: Sequence[Message]) -> None:
 
 def _out_of_step() -> DistributedError:
     return DistributedError(
-        "the processes are out of step: what came is not what was to come. All must make the same calls "
-        "in the same order; give setfold a group of its own (torch.distributed.new_group) if other "
-        "messages travel at the same time."
+        "the processes are out of step: they make different calls, or other code uses the same "
+        "process group at the same time. All processes must make the same calls in the same order. "
+        "If other code runs collectives concurrently, pass setfold a separate process group "
+        "(torch.distributed.new_group)."
     )
 
 
-def _refuse_unserved(group: dist.ProcessGroup | None, device: torch.device) -> None:
-    """Raise if the group moves no tensors of that device; torch would say so, or just not do it."""
-    served = dist.get_backend_config(group)  # such as "cpu:gloo,cuda:nccl"
-    if f"{device.type}:" not in served:
+def _check_device(group: dist.ProcessGroup | None, device: torch.device) -> None:
+    """Raise InputError if the group cannot send tensors of a device.
+
+    torch does not always raise an error itself.
+    """
+    backends = dist.get_backend_config(group)  # such as "cpu:gloo,cuda:nccl"
+    if f"{device.type}:" not in backends:
         raise InputError(
-            f"the group moves tensors by {served}, and the state is on {device}: move the model and the "
-            'elements, or call init_process_group("cpu:gloo,cuda:nccl").'
+            f"the state is on {device}, but the backends of the process group are {backends}: move "
+            'the model and the elements, or call init_process_group("cpu:gloo,cuda:nccl").'
         )

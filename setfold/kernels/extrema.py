@@ -1,4 +1,4 @@
-"""max_i W_ij v_i over the elements of each set, without ever holding n x K x d_out numbers."""
+"""max_i W_ij v_i over the elements of each set, without storing n x K x d_out numbers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch.nn.functional import linear
 from setfold.kernels.scores import EPSILON, FoldedScores, Scores, weigh
 from setfold.kernels.tiles import MAX_ROWS, tiles
 
-TILE_BYTES = 1 << 20  # of contributions of one slot
-MANY_WINS = 8  # (slot, channel) pairs for each element, from where on hardly any element wins none
+TILE_BYTES = 1 << 20  # for the contributions of one slot
+MANY_WINS = 8  # (slot, channel) pairs per element from which on nearly every element is a winner
 
 
 def slot_extrema(
@@ -25,16 +25,16 @@ def slot_extrema(
 ) -> Tensor:
     """The largest (or smallest) contribution W_ij v_i of each set, by slot and channel.
 
-    Gradients flow through the winning elements only: they are found without a graph, and the
-    formula is then evaluated for them. A tie goes to one of the winners.
+    Only the elements that attain the maximum (the winners) have gradients: they are found without a
+    graph, then the formula is evaluated for them. If elements tie, one of them is the winner.
 
     Args:
-        elements: (B, n, d); rows that the mask leaves out must be finite.
+        elements: (B, n, d); masked rows must be finite.
         mask: (B, n), True where present, or None.
-        scores: what turns elements into logits over K slots.
+        scores: maps elements to logits over K slots.
         attention: "sigmoid" or "softmax", both over slots.
-        projection: weight (d_out, d) and bias of the value.
-        largest: the maximum, or else the minimum.
+        projection: weight (d_out, d) and bias (d_out,) of the value; the bias may be None.
+        largest: True for the maximum, False for the minimum.
 
     Returns:
         (B, K, d_out); -inf (or inf) for a set without elements.
@@ -68,13 +68,13 @@ def _plain_maximum(
     projection: tuple[Tensor, Tensor | None],
     sign: float,
 ) -> Tensor:
-    """The formula, slot by slot: what is compiled and exported."""
+    """The formula, slot by slot, for torch.compile and torch.export."""
     weights = weigh(scores.logits(elements), attention)  # (B, n, K)
     values = sign * linear(elements, *projection)  # (B, n, d_out)
     found = []
     for slot in range(scores.num_slots):
         product = weights[..., slot, None] * values
-        if mask is not None:  # the product: a weight may be zero, and zero times infinity is NaN
+        if mask is not None:  # not the values: a weight may be 0, and 0 * inf is NaN
             product = torch.where(mask.unsqueeze(-1), product, -torch.inf)
         found.append(product.amax(1))
     return torch.stack(found, 1)
@@ -89,7 +89,7 @@ def _maximum(
     sign: float,
     tracked: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """The maximum (B, K, d_out) of sign * contributions and, when tracked, its elements."""
+    """The maximum (B, K, d_out) of sign * contributions and, if tracked, where it is attained."""
     batch, length, _ = elements.shape
     dim_out = projection[0].shape[0]
     rows = min(MAX_ROWS, max(1, TILE_BYTES // (elements.element_size() * dim_out)))
@@ -104,26 +104,26 @@ def _maximum(
         product = torch.empty_like(values)
         for slot in range(scores.num_slots):
             torch.mul(values, weights[:, slot, None], out=product)
-            if absent is not None:  # the product: a weight of zero times infinity would be NaN
+            if absent is not None:  # not the values: 0 * inf is NaN
                 product.masked_fill_(absent, -torch.inf)
-            held = best[sets, slot]
+            current = best[sets, slot]
             if winners is None:
-                torch.maximum(held, product.amax(-1), out=held)
+                torch.maximum(current, product.amax(-1), out=current)
                 continue
-            places = _places_of_maxima(product)  # (b, d_out)
+            places = _argmax(product)  # (b, d_out)
             top = product.gather(-1, places.unsqueeze(-1)).squeeze(-1)
-            known = winners[sets, slot]
-            better = (top > held) | (top.isnan() & ~held.isnan())  # NaN is not hidden
-            torch.where(better, places + part.start, known, out=known)
-            torch.maximum(held, top, out=held)
+            winner = winners[sets, slot]
+            better = (top > current) | (top.isnan() & ~current.isnan())  # NaN propagates
+            torch.where(better, places + part.start, winner, out=winner)
+            torch.maximum(current, top, out=current)
     return best, winners
 
 
-def _places_of_maxima(values: Tensor) -> Tensor:
-    """Where the largest along the last dimension stands, and the first NaN if there is one."""
+def _argmax(values: Tensor) -> Tensor:
+    """The index of the maximum along the last dimension, or of the first NaN."""
     if values.is_cpu and values.dtype in (torch.float32, torch.float64):
-        with suppress(RuntimeError):  # of a stand-in of a function transform
-            return torch.from_numpy(values.numpy().argmax(-1))  # torch's takes ten times as long
+        with suppress(RuntimeError):  # tensors of torch.func transforms have no numpy()
+            return torch.from_numpy(values.numpy().argmax(-1))  # ten times faster than torch
     return values.argmax(-1)
 
 
@@ -139,7 +139,7 @@ def _transposed_values(
 
 
 def _transposed_weights(tile: Tensor, scores: Scores, attention: str) -> Tensor:
-    """Weights (b, K, r) of elements (b, d, r), in memory in that order: copying takes long."""
+    """Weights (b, K, r) of elements (b, d, r), computed in this layout because copying is slow."""
     if not isinstance(scores, FoldedScores):
         weights = weigh(scores.logits(tile.transpose(1, 2)), attention)
         return weights.transpose(1, 2).contiguous()
@@ -158,7 +158,7 @@ def _contributions_at(
     attention: str,
     projection: tuple[Tensor, Tensor | None],
 ) -> Tensor:
-    """W_ij v_ic at i = winners[b, j, c], differentiably."""
+    """W_ij v_ic at i = winners[b, j, c], (B, K, d_out), differentiable."""
     if winners.numel() < MANY_WINS * elements.shape[0] * elements.shape[1]:
         return _contributions_of_few(elements, winners, scores, attention, projection)
     weights = weigh(scores.logits(elements), attention).transpose(1, 2)  # (B, K, n)
@@ -174,7 +174,7 @@ def _contributions_of_few(
     attention: str,
     projection: tuple[Tensor, Tensor | None],
 ) -> Tensor:
-    """The same, with weights and values of those elements only that win anything."""
+    """The same, with weights and values of the U distinct winners only."""
     batch, length, width = elements.shape
     device = elements.device
     flat = winners + length * torch.arange(batch, device=device)[:, None, None]

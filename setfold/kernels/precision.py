@@ -8,7 +8,7 @@ import torch
 
 
 def accumulator_dtype(device: torch.device) -> torch.dtype:
-    """float64, because low-precision running sums stagnate; float32 where the device has no other.
+    """float64, because running sums in lower precision stagnate; float32 on MPS, without float64.
 
     >>> accumulator_dtype(torch.device("cpu"))
     torch.float64
@@ -17,10 +17,10 @@ def accumulator_dtype(device: torch.device) -> torch.dtype:
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """A context in which nothing is cast: what is summed up must not be rounded on the way."""
+    """A context that disables autocast, so that running totals are not rounded."""
     return torch.autocast(device.type, enabled=False) if autocasts(device) else nullcontext()
 
 
 def autocasts(device: torch.device) -> bool:
-    """Whether autocast is on; there is none on the meta device, and no way to ask."""
+    """Whether autocast is enabled for a device; False for the meta device, which has none."""
     return device.type != "meta" and torch.is_autocast_enabled(device.type)

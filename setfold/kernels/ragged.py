@@ -1,4 +1,4 @@
-"""Sets of different lengths as a few dense batches."""
+"""Ragged batches as a few dense batches."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from torch import Tensor
 
 from setfold.kernels.tiles import tiles
 
-MAX_EXACT_LENGTHS = 48  # with more distinct lengths than this, neighbouring ones are padded
-LADDER = 1.15  # ratio of neighbouring padded lengths: at most 15% of the work is padding
+MAX_EXACT_LENGTHS = 48  # with more distinct lengths, sets of similar lengths are padded
+LADDER = 1.15  # ratio of consecutive padded lengths: at most 15% of the work is padding
 
 
 class Group(NamedTuple):
-    """Sets of one length: which they are, their rows, and what of it is padding."""
+    """Sets of the same length after padding."""
 
-    sets: Tensor  # (b,)
-    rows: Tensor  # (b, length), rows of the flat elements
-    mask: Tensor | None  # (b, length), True where present; None where nothing is padded
+    sets: Tensor  # (b,), the numbers of the sets
+    rows: Tensor  # (b, length), indices of their rows in the elements (N, d)
+    mask: Tensor | None  # (b, length), True where present; None without padding
 
 
 def group_by_length(index: Tensor, batch_size: int) -> Iterator[Group]:
-    """Gather the rows of each set, and the sets of each length.
+    """Group the sets of a ragged batch by length.
 
     Args:
         index: (N,), the set of each row, in any order.
-        batch_size: the number of sets; those without rows are in no group.
+        batch_size: the number of sets. Empty sets are in no group.
 
     >>> for group in group_by_length(torch.tensor([2, 0, 2, 4]), batch_size=5):
     ...     print(group.sets.tolist(), group.rows.tolist())
@@ -38,7 +38,7 @@ def group_by_length(index: Tensor, batch_size: int) -> Iterator[Group]:
     counts = torch.bincount(index, minlength=batch_size)
     by_length = torch.argsort(counts.to(_narrowest(index.shape[0] + 1)), stable=True)
     lengths = counts[by_length]
-    # Rows sorted by the rank of their set, so that the sets of one length lie side by side.
+    # Sort the rows by the rank of their set, so that the sets of one length are contiguous.
     rank = torch.empty_like(by_length, dtype=_narrowest(batch_size))
     rank[by_length] = torch.arange(batch_size, dtype=rank.dtype, device=index.device)
     order = torch.argsort(rank.index_select(0, index), stable=True)
@@ -53,19 +53,19 @@ def group_by_length(index: Tensor, batch_size: int) -> Iterator[Group]:
         if shortest == longest:
             rows = order[start : start + size * longest].view(size, longest)
             yield Group(sets, rows, None)
-        else:  # the last set is the longest, so no window from a set's start leaves the group
+        else:  # the last set is the longest, so the window of every set stays in the group
             rows = order.unfold(0, longest, 1).index_select(0, starts[first:stop])
             place = torch.arange(longest, device=index.device)
             yield Group(sets, rows, place < lengths[first:stop, None])
 
 
 def _narrowest(bound: int) -> torch.dtype:
-    """A dtype for whole numbers below a bound: sorting is by radix, so the fewer bytes the faster."""
+    """The smallest dtype for integers below a bound: radix sort is faster with fewer bytes."""
     return torch.int16 if bound <= 1 << 15 else torch.int32 if bound <= 1 << 31 else torch.int64
 
 
 def _runs(lengths: Tensor) -> Tensor:
-    """How many of the sorted lengths make a group, from one group to the next."""
+    """The number of sets in each group, given the sorted lengths."""
     distinct, sizes = torch.unique_consecutive(lengths, return_counts=True)
     if len(distinct) <= MAX_EXACT_LENGTHS:
         return sizes
@@ -79,12 +79,12 @@ def _runs(lengths: Tensor) -> Tensor:
 
 
 def packs(groups: Iterable[Group], most_rows: int, most_sets: int) -> Iterator[list[Group]]:
-    """Cut large groups and put small ones together; a set is cut only if it is longer than a pack.
+    """Split large groups and combine small ones. A set is split only if it is longer than a pack.
 
     Args:
         groups: from `group_by_length`.
-        most_rows: how many rows a pack holds at most, padding included.
-        most_sets: how many sets.
+        most_rows: the largest number of rows of a pack, including padding.
+        most_sets: the largest number of sets of a pack.
 
     >>> groups = group_by_length(torch.tensor([0, 1, 2, 2, 3, 3, 3, 3, 3]), batch_size=4)
     >>> for pack in packs(groups, most_rows=4, most_sets=4):
@@ -94,17 +94,17 @@ def packs(groups: Iterable[Group], most_rows: int, most_sets: int) -> Iterator[l
     [[[8]]]
     """
     pack: list[Group] = []
-    held_rows = held_sets = 0
+    num_rows = num_sets = 0
     for group in groups:
         batch, length = group.rows.shape
         for some, part in tiles(batch, length, min(most_rows, most_sets * length)):
             more_rows, more_sets = _extent(some) * _extent(part), _extent(some)
-            if pack and (held_rows + more_rows > most_rows or held_sets + more_sets > most_sets):
+            if pack and (num_rows + more_rows > most_rows or num_sets + more_sets > most_sets):
                 yield pack
-                pack, held_rows, held_sets = [], 0, 0
+                pack, num_rows, num_sets = [], 0, 0
             whole = more_rows == batch * length
-            pack.append(group if whole else _cut(group, some, part))
-            held_rows, held_sets = held_rows + more_rows, held_sets + more_sets
+            pack.append(group if whole else _slice(group, some, part))
+            num_rows, num_sets = num_rows + more_rows, num_sets + more_sets
     if pack:
         yield pack
 
@@ -113,20 +113,20 @@ def _extent(part: slice) -> int:
     return int(part.stop - part.start)
 
 
-def _cut(group: Group, some: slice, part: slice) -> Group:
-    """Some sets of a group, or a part of the rows of one."""
+def _slice(group: Group, some: slice, part: slice) -> Group:
+    """Some sets of a group, or some rows of one set."""
     sets, rows, mask = group
     return Group(sets[some], rows[some, part], None if mask is None else mask[some, part])
 
 
 def gather(elements: Tensor, pack: list[Group], out: Tensor) -> None:
-    """Write the rows of a pack, one group after the other, to `out`, without a graph.
+    """Copy the rows of a pack to `out`, group by group, without a graph.
 
     Args:
         elements: (N, d) on the CPU, float32 or float64.
-        pack: groups with as many rows as `out` has, padding included.
+        pack: groups with as many rows as `out`, including padding.
         out: (r, d), contiguous.
     """
     wanted = torch.cat([piece.rows.view(-1) for piece in pack])
-    # numpy is twice as fast as index_select, if told not to check all rows before it writes any
+    # twice as fast as index_select; mode="clip" skips the bounds check of all rows
     np.take(elements.numpy(), wanted.numpy(), axis=0, out=out.numpy(), mode="clip")

@@ -1,4 +1,4 @@
-"""Constant memory for any sum over tiles: forward without a graph, backward tile by tile."""
+"""Any sum over tiles in constant memory: the backward pass recomputes each tile with a graph."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TileFunction = Callable[..., Tensor]
 
 
 def differentiable_once(backward: Callable[..., Gradients]) -> Callable[..., Gradients]:
-    """Make a backward pass raise RuntimeError if it is asked for second derivatives.
+    """Decorate a backward pass to raise RuntimeError if second derivatives are requested.
 
     torch's once_differentiable raises only if the incoming gradient requires a gradient. Otherwise
     it drops the second derivative silently.
@@ -30,8 +30,8 @@ def differentiable_once(backward: Callable[..., Gradients]) -> Callable[..., Gra
         if torch.is_grad_enabled():  # create_graph=True
             raise RuntimeError(
                 "second derivatives (create_graph=True) are not available for large inputs, whose "
-                "backward pass recomputes them without a graph. Use sets of at most 4,096 elements, "
-                'or fold chunks of that size with gradient="autograd".'
+                "backward pass recomputes them without a graph. Use sets of at most 4,096 "
+                'elements, or fold chunks of that size with gradient="autograd".'
             )
         return backward(ctx, *grads)
 
@@ -46,14 +46,15 @@ def summed_over_tiles(
     tensors: tuple[Tensor | None, ...],
     gradients_only: bool = False,
 ) -> Tensor:
-    """Sum `function` over the tiles of `elements`, in float64, differentiably in constant memory.
+    """Sum `function` over the tiles of `elements` in float64, with gradients in constant memory.
 
     Args:
-        function: what one tile adds; must be a sum over elements for any cut.
-        rows: elements in a tile.
+        function: returns the sum of one tile. It must be a sum over elements, so that the result
+            does not depend on the tiles.
+        rows: number of elements in a tile.
         elements: (B, n, d) with n > 0.
         mask: (B, n), True where present, or None.
-        tensors: what else the function is differentiable in; None is passed through.
+        tensors: further arguments of the function, with gradients; None is passed on.
         gradients_only: whether only gradients are needed, so that the sums may be wrong.
 
     Returns:
@@ -63,7 +64,7 @@ def summed_over_tiles(
 
 
 class _Replay(torch.autograd.Function):
-    """Saves only its inputs; the backward pass runs each tile again, with a graph."""
+    """Saves only its inputs. The backward pass recomputes each tile with a graph."""
 
     @staticmethod
     def forward(
@@ -113,20 +114,20 @@ def replayed_gradients(
     grad: Tensor,
     per_set: tuple[Tensor, ...] = (),
 ) -> tuple[Tensor | None, list[Tensor | None]]:
-    """The gradients of a sum over tiles: each tile is run again, with a graph of its own.
+    """The gradients of a sum over tiles. Each tile is recomputed with its own graph.
 
     Args:
-        function: what one tile adds, as (tile, mask, *per_set, *tensors).
-        rows: elements in a tile.
+        function: returns the sum of one tile, called as (tile, mask, *per_set, *tensors).
+        rows: number of elements in a tile.
         elements: (B, n, d) with n > 0.
         mask: (B, n), True where present, or None.
-        tensors: what else the function is differentiable in; None is passed through.
-        needs: for the elements and each tensor, whether a gradient is wanted.
-        grad: of the sums, (B, ...).
-        per_set: constants (B, ...), of which each tile is given its own sets'.
+        tensors: further arguments of the function, with gradients; None is passed on.
+        needs: for the elements and each tensor, whether its gradient is needed.
+        grad: the gradient of the sums, (B, ...).
+        per_set: constants (B, ...). Each tile gets the rows of its sets.
 
     Returns:
-        The gradient of the elements, and those of the tensors; None where none is wanted.
+        The gradient of the elements, and those of the tensors; None if not needed.
     """
     element_grad = torch.empty_like(elements) if needs[0] else None
     tensor_grads = [

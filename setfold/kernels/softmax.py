@@ -1,12 +1,12 @@
 """sum_i exp(l_ij - m_j) [x_i, 1] with m_j = max_i l_ij over the elements, in constant memory.
 
-A softmax over elements, before it is divided: the peak m keeps every exponential in (0, 1], so logits
-of any size do no harm, and because numerator and denominator are relative to the same peak, the
-peak is a constant to the gradient.
+These are the numerator and denominator of a softmax over elements. The peak m keeps every
+exponential in (0, 1], so logits of any size are safe. Numerator and denominator are relative to the
+same peak, so the peak is a constant for the gradient.
 
-- `_weighted`, the formula itself: compiled, exported, for small inputs, and for tiles that autograd replays.
-- `_stream`, tile by tile, rescaling what was summed when a larger logit comes along.
-- `_Streamed`, its gradient: the peak is known by then, so what is left is a sum over tiles.
+- `_weighted_sums`: the formula, for torch.compile, torch.export, small inputs and replayed tiles.
+- `_stream`: tile by tile; rescales the sums when a tile has a larger logit.
+- `_Streamed`: the gradient of `_stream`. The peak is known, so it is a sum over tiles.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def softmax_sums(elements: Tensor, mask: Tensor | None, scores: Scores) -> tuple
     """The peak of the logits, and the elements summed with exponential weights relative to it.
 
     Args:
-        elements: (B, n, d); rows that the mask leaves out must be finite.
+        elements: (B, n, d); masked rows must be finite.
         mask: (B, n), True where present, or None.
-        scores: what turns elements into Q logits.
+        scores: maps elements to Q logits.
 
     Returns:
         m (B, Q), -inf for a set without elements, and sum_i exp(l_i - m) [x_i, 1] (B, Q, d + 1).
@@ -43,31 +43,31 @@ def softmax_sums(elements: Tensor, mask: Tensor | None, scores: Scores) -> tuple
         return elements.new_full(shape, -torch.inf), elements.new_zeros(*shape, width + 1)
     compiling = torch.compiler.is_compiling()
     if compiling or batch * length <= PLAIN_ROWS:
-        logits = _shown(scores.logits(elements), mask)
+        logits = _mask_logits(scores.logits(elements), mask)
         peak = logits.detach().amax(1) if compiling else _largest(logits.detach())  # (B, Q)
-        return peak, _weighted(elements, logits, peak)
+        return peak, _weighted_sums(elements, logits, peak)
     if torch.is_grad_enabled():
         return _Streamed.apply(elements, mask, type(scores), *scores)
     return _stream(elements, mask, scores)
 
 
 def exponentials(logits: Tensor, peak: Tensor) -> Tensor:
-    """exp(l - m) of logits (B, n, Q) and peaks (B, Q); 0 where a set has no logit at all."""
+    """exp(l - m) of logits (B, n, Q) and peaks (B, Q); 0 for a set without elements."""
     return torch.exp(logits - finite(peak).unsqueeze(1))
 
 
-def _weighted(elements: Tensor, logits: Tensor, peak: Tensor) -> Tensor:
-    """The sums of elements (b, r, d) for given logits (b, r, Q) and peaks (b, Q), differentiably."""
+def _weighted_sums(elements: Tensor, logits: Tensor, peak: Tensor) -> Tensor:
+    """The sums (b, Q, d + 1) of elements (b, r, d), given logits (b, r, Q) and peaks (b, Q)."""
     values = pad(elements, (0, 1), value=1.0)
     return exponentials(logits, peak).transpose(1, 2) @ values
 
 
-def _shown(logits: Tensor, mask: Tensor | None) -> Tensor:
+def _mask_logits(logits: Tensor, mask: Tensor | None) -> Tensor:
     return logits if mask is None else logits.masked_fill(~mask.unsqueeze(-1), -torch.inf)
 
 
 def finite(peak: Tensor) -> Tensor:
-    """The peak, or 0 where nothing was seen: -inf less -inf would be NaN."""
+    """The peak, or 0 for a set without elements, because -inf - (-inf) is NaN."""
     return peak.masked_fill(peak == -torch.inf, 0)
 
 
@@ -88,21 +88,21 @@ def _stream(elements: Tensor, mask: Tensor | None, scores: Scores) -> tuple[Tens
             logits.masked_fill_(~shown.unsqueeze(-1), -torch.inf)
         before = peak[sets]
         now = torch.maximum(before, _largest(logits))
-        scale = torch.exp(before - finite(now)).unsqueeze_(-1)  # (b, Q, 1); 0 at the beginning
+        scale = torch.exp(before - finite(now)).unsqueeze_(-1)  # (b, Q, 1); 0 for the first tile
         weights = logits.sub_(finite(now).to(logits.dtype).unsqueeze(1)).exp_()
-        held = sums[sets].mul_(scale)
+        total = sums[sets].mul_(scale)
         if tile.shape[0] == 1:
-            held[0, :, :-1] += transposed_product(weights[0], tile[0])
-            held[0, :, -1] += weights[0].sum(0)
+            total[0, :, :-1] += transposed_product(weights[0], tile[0])
+            total[0, :, -1] += weights[0].sum(0)
         else:
-            held[..., :-1] += torch.bmm(weights.transpose(1, 2), tile)
-            held[..., -1] += weights.sum(1)
+            total[..., :-1] += torch.bmm(weights.transpose(1, 2), tile)
+            total[..., -1] += weights.sum(1)
         peak[sets] = now
     return peak, sums
 
 
 def _largest(logits: Tensor) -> Tensor:
-    """The maximum of (b, r, Q) over r, by halves: a reduction over few columns is ten times slower."""
+    """The maximum of (b, r, Q) over r, by halves; ten times faster than amax for a small Q."""
     while logits.shape[1] > FEW_ROWS:
         half = logits.shape[1] // 2
         pairs = torch.maximum(logits[:, :half], logits[:, half : 2 * half])
@@ -113,7 +113,7 @@ def _largest(logits: Tensor) -> Tensor:
 
 
 def _logits(tile: Tensor, scores: Scores, room: Tensor) -> Tensor:
-    """Logits (b, r, Q) that may be written to; folded ones in a buffer that is used again."""
+    """Logits (b, r, Q) that the caller may overwrite. Folded scores write them to `room`."""
     if not isinstance(scores, FoldedScores):
         return scores.logits(tile)
     flat = tile.reshape(-1, tile.shape[-1])
@@ -123,7 +123,7 @@ def _logits(tile: Tensor, scores: Scores, room: Tensor) -> Tensor:
 
 
 class _Streamed(torch.autograd.Function):
-    """`_stream` with a backward pass that saves nothing but the inputs and the peak."""
+    """`_stream` with a backward pass that saves only the inputs and the peak."""
 
     @staticmethod
     def forward(
@@ -145,7 +145,8 @@ class _Streamed(torch.autograd.Function):
             return grads[0], None, None, grads[1]
 
         def tile_sums(tile: Tensor, shown: Tensor | None, top: Tensor, *parts: Tensor) -> Tensor:
-            return _weighted(tile, _shown(ctx.form(*parts).logits(tile), shown), top)
+            logits = _mask_logits(ctx.form(*parts).logits(tile), shown)
+            return _weighted_sums(tile, logits, top)
 
         room = ctx.form(*tensors).room
         rows = tile_rows(elements.shape[2] + room, elements.element_size())
@@ -182,9 +183,9 @@ def _folded_gradients(
         shaped = (*tile.shape[:2], num_logits)
         weights, grad = room[:, : len(flat)]  # each (r, Q)
         _logits(tile, scores, weights).sub_(highest[sets].unsqueeze(1))
-        if mask is not None:  # before exp: what is hidden may be far above the peak
+        if mask is not None:  # before exp: masked logits may be far above the peak
             weights.masked_fill_(~mask[sets, part].reshape(-1, 1), -torch.inf)
-        weights.clamp_(max=0).exp_()  # no logit was above the peak, however it is rounded now
+        weights.clamp_(max=0).exp_()  # only rounding can put a logit above the peak
         offsets = upstream[sets, -1:]
         torch.baddbmm(offsets, tile, upstream[sets, :-1], out=grad.view(shaped))
         grad.mul_(weights)

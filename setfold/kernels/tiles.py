@@ -1,4 +1,4 @@
-"""How a batch of sets is cut into pieces that stay in cache."""
+"""How a batch of sets is split into tiles that fit in the cache."""
 
 from __future__ import annotations
 
@@ -9,8 +9,13 @@ TILE_BYTES = 2 << 20
 MIN_ROWS, MAX_ROWS = 512, 16384
 
 
+def is_one_tile(length: int) -> bool:
+    """Whether so few rows of any width are one tile."""
+    return length <= MIN_ROWS
+
+
 def tile_rows(width: int, itemsize: int = 4) -> int:
-    """Rows of `width` numbers that fill about two MiB: a power of two, between 512 and 16384.
+    """The number of rows of `width` numbers in about 2 MiB: a power of two from 512 to 16384.
 
     >>> tile_rows(64 + 32), tile_rows(5 + 16), tile_rows(10_000)
     (4096, 16384, 512)
@@ -20,9 +25,10 @@ def tile_rows(width: int, itemsize: int = 4) -> int:
 
 
 def tiles(batch: int, length: int, rows: int) -> Iterator[tuple[slice, slice]]:
-    """Cut (batch, length) into pieces of at most about `rows` elements.
+    """Split (batch, length) into tiles of at most `rows` elements.
 
-    Long sets are cut one by one; short ones are taken several at a time and never cut.
+    Sets longer than `rows` are split one by one. Shorter sets are not split; a tile contains as
+    many as fit.
 
     >>> [(b.start, b.stop, n.start, n.stop) for b, n in tiles(2, 5, rows=3)]
     [(0, 1, 0, 3), (0, 1, 3, 5), (1, 2, 0, 3), (1, 2, 3, 5)]

@@ -17,7 +17,7 @@ import torch.distributed as dist
 import setfold
 from setfold.errors import DistributedError, InputError
 from setfold.folding.merge import agree, all_merge
-from setfold.folding.messages import exchange, shared_failure
+from setfold.folding.messages import exchange, report_failure
 from tests.examples import examples_of
 from tests.folding import distributed_jobs as jobs
 from tests.small import draw, make
@@ -116,7 +116,7 @@ def test_one_process_agrees_with_itself():
 
 @pytest.mark.usefixtures("alone")
 def test_the_failure_of_one_process_is_its_own():
-    with pytest.raises(OSError, match="disk"), shared_failure(None, CPU):
+    with pytest.raises(OSError, match="disk"), report_failure(None, CPU):
         raise OSError("disk")
 
 
@@ -132,7 +132,7 @@ def test_without_a_group_the_error_says_how_to_get_one():
     state = make().initial_state()
     with pytest.raises(InputError, match=r"torchrun.*init_process_group"):
         all_merge(state)
-    with pytest.raises(InputError, match="torchrun"), shared_failure(None, CPU):
+    with pytest.raises(InputError, match="torchrun"), report_failure(None, CPU):
         raise AssertionError("the body must not run")
 
 

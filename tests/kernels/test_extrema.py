@@ -73,7 +73,7 @@ def test_nan_is_not_hidden(monkeypatch, row, many):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_places_are_those_of_the_first_maxima(dtype):
     values = torch.tensor([[1, 3, 3, -torch.inf], [2, torch.nan, 5, torch.nan]], dtype=dtype)
-    assert extrema._places_of_maxima(values).tolist() == [1, 1]
+    assert extrema._argmax(values).tolist() == [1, 1]
 
 
 def test_function_transforms_find_the_same_gradients():
