@@ -42,7 +42,7 @@ def moved(module):
 
 
 def assert_same_state(found, expected):
-    assert found.aggregate == expected.aggregate
+    assert found.fields == expected.fields
     assert found.count.tolist() == expected.count.tolist()
     assert found.statistics.keys() == expected.statistics.keys()
     for name, parts in expected.statistics.items():
@@ -92,12 +92,12 @@ def assert_ragged_is_dense(encoder, sets):
         assert_close(found[number : number + 1], alone, **TIGHT)
 
 
-def gradients(encoding, wanted):
+def gradients(encoding, wanted, **options):
     """The gradients of one number made of the encoding; zeros where there is none."""
     if not encoding.requires_grad:
         return [torch.zeros_like(w) for w in wanted]
     loss = (encoding * draw(*encoding.shape, seed=5)).sum()
-    found = torch.autograd.grad(loss, wanted, allow_unused=True)
+    found = torch.autograd.grad(loss, wanted, allow_unused=True, **options)
     return [torch.zeros_like(w) if g is None else g for g, w in zip(found, wanted, strict=True)]
 
 

@@ -346,7 +346,7 @@ def test_weights_are_what_the_readout_is_made_of():
     assert_close(encoder.readout(state), expected, **TIGHT)
 
 
-def test_who_does_not_weigh_says_so():
+def test_an_encoder_without_weights_says_so():
     pool = setfold.Pool(3)
-    with pytest.raises(setfold.InputError, match="does not weigh"):
+    with pytest.raises(setfold.InputError, match="Pool has no weights"):
         pool.weights(pool.initial_state(), draw(1, 2, 3).float())

@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import json
 from functools import reduce
 from itertools import permutations
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from torch.testing import assert_close
 
 import setfold
-from setfold.core import statistic
-from setfold.core.statistic import REDUCTIONS, STATISTICS
-from tests.small import TIGHT, draw
+from setfold.core import persist, statistic
+from setfold.core.statistic import CentralMoments, Field, Max, Min, Reduction, Softmax, Sum
+from tests.small import TIGHT, draw, gradients
 
 WIDTH = 3
 CPU = torch.device("cpu")
+STATISTICS = {
+    "sum": Sum(),
+    "max": Max(),
+    "min": Min(),
+    "softmax": Softmax(),
+    "moments": CentralMoments(),
+}
+REDUCTIONS = {name: kept for name, kept in STATISTICS.items() if isinstance(kept, Reduction)}
+FIELDS = {
+    name: Field(kept, (1, WIDTH + 1) if name == "softmax" else (WIDTH,))
+    for name, kept in STATISTICS.items()
+}
 
 
 def softmax_of(values):
@@ -27,8 +42,7 @@ def softmax_of(values):
 
 
 def empty(name, sets=2):
-    shapes = {"softmax": [(sets, 1), (sets, 1, WIDTH + 1)], "moments": [(sets, WIDTH)] * 3}
-    return STATISTICS[name].identity(*shapes.get(name, [(sets, WIDTH)]), device=CPU)
+    return FIELDS[name].identity(sets, CPU)
 
 
 def parts_of(name, values):
@@ -102,13 +116,13 @@ def test_what_is_absorbed_is_what_torch_says():
         assert_close(reduction.absorb(values, None), expected[name], **TIGHT)
 
 
-def test_elements_leave_a_sum_and_nothing_else(name):
+def test_only_sums_can_remove_elements(name):
     one, two = pieces(name, (5, 6))
     kept = STATISTICS[name]
     if kept.removable:
         assert_close(kept.remove(kept.join(one, two), two), one, **TIGHT)
     else:
-        with pytest.raises(setfold.NotRemovableError, match=kept.keeps):
+        with pytest.raises(setfold.NotRemovableError, match=f"{type(kept).__name__} cannot remove"):
             kept.remove(one, two)
 
 
@@ -158,7 +172,7 @@ def test_pull_of_all_statistics_is_that_of_each():
     whole = {name: parts_of(name, draw(2, 5, WIDTH)) for name in STATISTICS}
     piece = {name: parts_of(name, draw(2, 5, WIDTH)[:, :2]) for name in STATISTICS}
     grads = {name: tuple(draw(*p.shape, seed=4) for p in ps) for name, ps in whole.items()}
-    own = statistic.pull(grads, whole, piece)
+    own = statistic.pull(FIELDS, grads, whole, piece)
     for name, kept in STATISTICS.items():
         expected = kept.pull(grads[name], whole[name], piece[name])
         assert_close(own[name], expected, rtol=0, atol=0)
@@ -192,12 +206,212 @@ def test_a_softmax_of_peaks_far_apart_is_that_of_the_larger():
 
 
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf, -torch.inf])
-def test_what_is_not_finite_is_refused_wherever_it_is(name, wrong):
+def test_a_part_that_is_not_finite_raises(name, wrong):
     for place, part in enumerate(empty(name)):
         parts = [p.clone() for p in pieces(name)[0]]
         parts[place][(1,) + (0,) * (part.dim() - 1)] = wrong
         if wrong == STATISTICS[name].empty[place]:  # an empty set
-            statistic.refuse_non_finite({name: tuple(parts)})
+            statistic.check_finite(FIELDS, {name: tuple(parts)})
         else:
             with pytest.raises(setfold.NonFiniteError, match=name):
-                statistic.refuse_non_finite({name: tuple(parts)})
+                statistic.check_finite(FIELDS, {name: tuple(parts)})
+
+
+def test_clear_makes_some_sets_exactly_empty():
+    whole = {name: parts_of(name, draw(2, 5, WIDTH)) for name in STATISTICS}
+    cleared = statistic.clear(FIELDS, whole, torch.tensor([True, False]))
+    for name, parts in cleared.items():
+        for part, nothing, before in zip(parts, empty(name), whole[name], strict=True):
+            assert torch.equal(part[0], nothing[0].to(part))
+            assert torch.equal(part[1], before[1])
+
+
+# ---- names in files ----------------------------------------------------------------------------
+
+
+def test_fields_are_described_and_found_again():
+    description = json.loads(json.dumps(statistic.describe_fields(FIELDS)))
+    assert statistic.fields_from(description) == FIELDS
+    assert description["moments"] == ["CentralMoments", [WIDTH]]
+
+
+def test_statistics_are_equal_if_their_classes_are():
+    assert Sum() == Sum()
+    assert hash(Sum()) == hash(Sum())
+    assert Max() != Min()
+    assert Field(Sum(), (3,)) != Field(Sum(), (4,))
+    assert {"a": Field(Sum(), (3,))} != {"a": Field(Max(), (3,))}
+
+
+# ---- a statistic that is not part of setfold -----------------------------------------------------
+
+
+class LogSumExp(Reduction):
+    """log sum_i exp(v_i) in each feature."""
+
+    empty = (-torch.inf,)
+
+    def absorb(self, values, mask):
+        if mask is not None:
+            values = values.masked_fill(~mask.unsqueeze(-1), -torch.inf)
+        return (values.double().logsumexp(1),)
+
+    def join(self, left, right):
+        return (torch.logaddexp(left[0], right[0]),)
+
+    def pull(self, grads, joined, piece):
+        share = torch.exp(piece[0] - joined[0])  # d joined / d piece
+        return (grads[0] * torch.where(piece[0] == -torch.inf, 0, share),)
+
+
+class Product(Reduction):
+    """The product of values, which must not be zero; it can remove elements."""
+
+    empty = (1.0,)
+
+    def absorb(self, values, mask):
+        if mask is not None:
+            values = values.masked_fill(~mask.unsqueeze(-1), 1)
+        return (values.double().prod(1),)
+
+    def join(self, left, right):
+        return (left[0] * right[0],)
+
+    def remove(self, left, right):
+        return (left[0] / right[0],)
+
+    def pull(self, grads, joined, piece):
+        return (grads[0] * joined[0] / piece[0],)
+
+
+class SmoothMax(setfold.StreamingSetEncoder):
+    """log sum_i exp(scale * x_i), elementwise, and a product of positive numbers near 1."""
+
+    def __init__(self, dim_in=WIDTH):
+        super().__init__()
+        self.dim_in = dim_in
+        self.scale = torch.nn.Parameter(torch.linspace(0.5, 1.5, dim_in))
+
+    def fields(self, frame):
+        shape = (self.dim_in,)
+        return {"smooth": Field(LogSumExp(), shape), "product": Field(Product(), shape)}
+
+    def absorb(self, elements, mask, prepared):
+        values = elements * self.scale
+        near_one = 1 + 0.1 * values.tanh()
+        return {
+            "smooth": LogSumExp().absorb(values, mask),
+            "product": Product().absorb(near_one, mask),
+        }
+
+    def finish(self, statistics, count, prepared):
+        ((smooth,), (product,)) = statistics["smooth"], statistics["product"]
+        if isinstance(count, torch.Tensor):
+            is_empty = (count == 0).unsqueeze(-1)
+            smooth, product = smooth.masked_fill(is_empty, 0), product.masked_fill(is_empty, 0)
+        return torch.cat([smooth, product], 1).to(self.scale.dtype)
+
+
+def by_hand(encoder, elements):
+    values = elements * encoder.scale
+    return torch.cat([values.logsumexp(1), (1 + 0.1 * values.tanh()).prod(1)], 1)
+
+
+def test_ones_own_statistic_obeys_all_laws():
+    report = setfold.check(SmoothMax(), processes=False)
+    assert report.passed, report
+    assert report["removal"].verdict == "does not apply"  # a log-sum-exp cannot remove elements
+    assert sum(finding.verdict == "holds" for finding in report.findings) >= 15
+
+
+def test_check_finds_a_statistic_that_joins_wrongly(monkeypatch):
+    monkeypatch.setattr(
+        LogSumExp, "join", lambda self, left, right: (torch.maximum(left[0], right[0]),)
+    )
+    report = setfold.check(SmoothMax(), processes=False)
+    assert report["any partition"].verdict == "fails"
+
+
+def test_check_finds_a_statistic_whose_gradient_is_wrong(monkeypatch):
+    monkeypatch.delattr(LogSumExp, "pull")  # the default is that of a sum
+    report = setfold.check(SmoothMax(), processes=False)
+    assert report["equal gradients"].verdict == "fails"
+    assert report["any partition"].verdict == "holds"
+
+
+@pytest.mark.parametrize("form", ["dense", "masked", "ragged"])
+@pytest.mark.parametrize("lengths", [[12], [1] * 12, [5, 0, 7]], ids=str)
+def test_exact_gradients_of_ones_own_statistic(lengths, form):
+    encoder, elements = SmoothMax().double(), draw(2, 12, WIDTH).requires_grad_()
+    wanted = [elements, encoder.scale]
+    mask = torch.ones(2, 12, dtype=torch.bool)
+    if form != "dense":
+        mask[0, 5:], mask[1, ::3] = False, False
+    alone = [by_hand(encoder, elements[i : i + 1, mask[i]]) for i in range(2)]
+    expected = torch.cat(alone)
+    pieces = elements.split(lengths, 1)
+    if form == "dense":
+        found = setfold.fold(encoder, pieces)
+    elif form == "masked":
+        found = setfold.fold(encoder, list(zip(pieces, mask.split(lengths, 1), strict=True)))
+    else:
+        chunks = [
+            (piece[shown], torch.arange(2)[:, None].expand(shown.shape)[shown])
+            for piece, shown in zip(pieces, mask.split(lengths, 1), strict=True)
+        ]
+        found = setfold.fold(encoder, chunks, batch_size=2)
+    assert_close(found, expected, **TIGHT)
+    assert_close(gradients(found, wanted), gradients(expected, wanted), **TIGHT)
+
+
+def test_unbiased_gradients_of_ones_own_statistic_are_exact_if_all_chunks_are_drawn():
+    encoder, elements = SmoothMax().double(), draw(2, 12, WIDTH)
+    found = setfold.fold(encoder, elements.split(5, 1), gradient="unbiased", samples=9)
+    expected = by_hand(encoder, elements)
+    assert_close(gradients(found, [encoder.scale]), gradients(expected, [encoder.scale]), **TIGHT)
+
+
+def test_a_state_of_ones_own_statistic_is_saved_loaded_and_merged(tmp_path):
+    encoder, elements = SmoothMax().double(), draw(2, 12, WIDTH)
+    left, right = (encoder.update(encoder.initial_state(2), part) for part in elements.split(6, 1))
+    left.save(tmp_path / "state")
+    loaded = setfold.SetState.load(tmp_path / "state")
+    assert loaded.fields == left.fields
+    found = encoder.readout(loaded.merge(right))
+    assert_close(found, by_hand(encoder, elements), **TIGHT)
+
+
+def test_a_statistic_that_is_not_defined_here_is_a_clear_file_error(tmp_path):
+    encoder = SmoothMax().double()
+    encoder.update(encoder.initial_state(), draw(1, 5, WIDTH)).save(tmp_path / "state")
+    _, tensors, description = persist.read(tmp_path / "state", "state")
+    assert description["fields"]["smooth"] == [f"{__name__}.LogSumExp", [WIDTH]]
+    description["fields"]["smooth"][0] = "their_package.LogSumExp"
+    persist.write(tmp_path / "other", "state", tensors, description)
+    message = r"'smooth' keeps the statistic their_package\.LogSumExp, which is not defined.*import"
+    with pytest.raises(setfold.FileError, match=message):
+        setfold.SetState.load(tmp_path / "other")
+
+
+def test_a_product_can_be_removed_and_a_log_sum_exp_cannot():
+    encoder, elements = SmoothMax().double(), draw(1, 5, WIDTH)
+    state = encoder.update(encoder.initial_state(), elements)
+    with pytest.raises(setfold.NotRemovableError, match="LogSumExp cannot remove elements"):
+        encoder.remove(state, elements)
+    whole, part = Product().absorb(elements, None), Product().absorb(elements[:, :2], None)
+    expected = Product().absorb(elements[:, 2:], None)
+    assert_close(Product().remove(whole, part), expected, **TIGHT)
+
+
+def test_tables_of_states_keep_ones_own_statistic(tmp_path):
+    encoder, rows = SmoothMax().double(), draw(30, WIDTH)
+    numbers = torch.arange(30) % 3
+    columns = {"set": numbers.numpy(), **{f"x{i}": rows[:, i].numpy() for i in range(WIDTH)}}
+    pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
+    states, outputs = tmp_path / "states.arrow", [tmp_path / f"{i}.parquet" for i in range(2)]
+    setfold.encode_sets(encoder, tmp_path / "rows.parquet", outputs[0], set="set", states=states)
+    setfold.readout_states(states, outputs[1], model=encoder)
+    expected = [by_hand(encoder, rows[numbers == number][None])[0] for number in range(3)]
+    for output in outputs:
+        found = torch.tensor(pq.read_table(output)["encoding"].to_pylist(), dtype=torch.float64)
+        assert_close(found, torch.stack(expected).detach(), rtol=1e-6, atol=1e-6)

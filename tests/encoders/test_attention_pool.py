@@ -121,22 +121,22 @@ def test_weights_of_huge_logits_are_none_or_all(dtype):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_queries": 0}, "num_queries must be a whole number, 1 or more; got 0"),
-        ({"dim_out": 1.5}, "dim_out must be a whole number"),
+        ({"num_queries": 0}, "num_queries must be an integer of at least 1; got 0"),
+        ({"dim_out": 1.5}, "dim_out must be an integer of at least 1"),
         ({"num_heads": 4}, "num_heads must divide dim_out=6; got 4"),
     ],
 )
 def test_bad_settings_say_what_is_allowed(changes, message):
     with pytest.raises(setfold.InputError, match=message):
         make(**changes)
-    with pytest.raises(setfold.InputError, match="dim_hidden must be a whole number"):
+    with pytest.raises(setfold.InputError, match="dim_hidden must be an integer of at least 1"):
         make_gated(dim_hidden=0)
 
 
-def test_what_was_seen_cannot_be_forgotten():
+def test_elements_cannot_be_removed():
     encoder, elements = make(), draw(1, 5, 3)
     state = encoder.update(encoder.initial_state(), elements)
-    with pytest.raises(setfold.NotRemovableError, match="relative to a peak"):
+    with pytest.raises(setfold.NotRemovableError, match="Softmax cannot remove elements"):
         encoder.remove(state, elements)
 
 

@@ -71,8 +71,8 @@ def test_one_activation_serves_all_layers():
     [
         ({"dims": []}, r"dims must list the width of at least one layer; got \[\]"),
         ({"dims": 8}, "dims must list the width of at least one layer; got 8"),
-        ({"dims": [4, 0]}, "dim_out must be a whole number, 1 or more; got 0"),
-        ({"dim_in": 0}, "dim_in must be a whole number"),
+        ({"dims": [4, 0]}, "dim_out must be an integer of at least 1; got 0"),
+        ({"dim_in": 0}, "dim_in must be an integer of at least 1"),
         ({"subtract": "sum"}, "subtract must be one of 'max', 'mean'; got 'sum'"),
         ({"aggregate": "median"}, "aggregate must be one of"),
     ],

@@ -185,8 +185,8 @@ def test_compiled_and_exported_forwards_agree():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"dim_in": 0}, "dim_in must be a whole number, 1 or more; got 0"),
-        ({"dim_in": 3, "num_pieces": 0}, "num_pieces must be a whole number, 1 or more"),
+        ({"dim_in": 0}, "dim_in must be an integer of at least 1; got 0"),
+        ({"dim_in": 3, "num_pieces": 0}, "num_pieces must be an integer of at least 1"),
         ({"dim_in": 3, "num_pieces": 2.5}, r"num_pieces must be .*got 2\.5"),
     ],
 )

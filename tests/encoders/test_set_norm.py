@@ -143,12 +143,12 @@ def test_padding_leaves_no_trace_in_gradients(over):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"dim": 0}, "dim must be a whole number, 1 or more; got 0"),
+        ({"dim": 0}, "dim must be an integer of at least 1; got 0"),
         ({"dim": 3, "over": "batch"}, "over must be one of 'feature', 'set'; got 'batch'"),
     ],
 )
 def test_bad_settings_say_what_is_allowed(arguments, message):
     with pytest.raises(setfold.InputError, match=message):
         setfold.SetNorm(**arguments)
-    with pytest.raises(setfold.InputError, match="dim_in must be a whole number"):
+    with pytest.raises(setfold.InputError, match="dim_in must be an integer of at least 1"):
         setfold.Moments(0)

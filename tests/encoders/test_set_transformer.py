@@ -297,11 +297,14 @@ def test_compiled_and_exported_forwards_agree():
     ("build", "message"),
     [
         (lambda: setfold.MAB(8, 3), "num_heads must divide dim=8; got 3"),
-        (lambda: setfold.SAB(8, 0), "num_heads must be a whole number, 1 or more"),
-        (lambda: setfold.ISAB(8, 0, 2), "num_inducing must be a whole number"),
-        (lambda: setfold.PMA(8, 0), "num_seeds must be a whole number"),
-        (lambda: setfold.SetTransformer(3, 8, num_layers=0), "num_layers must be a whole number"),
-        (lambda: setfold.FullSetTransformer(0, 8), "dim_in must be a whole number"),
+        (lambda: setfold.SAB(8, 0), "num_heads must be an integer of at least 1"),
+        (lambda: setfold.ISAB(8, 0, 2), "num_inducing must be an integer of at least 1"),
+        (lambda: setfold.PMA(8, 0), "num_seeds must be an integer of at least 1"),
+        (
+            lambda: setfold.SetTransformer(3, 8, num_layers=0),
+            "num_layers must be an integer of at least 1",
+        ),
+        (lambda: setfold.FullSetTransformer(0, 8), "dim_in must be an integer of at least 1"),
     ],
 )
 def test_bad_settings_say_what_is_allowed(build, message):

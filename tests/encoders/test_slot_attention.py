@@ -135,10 +135,10 @@ def test_compiled_and_exported_forwards_agree():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_iterations": 0}, "num_iterations must be a whole number, 1 or more; got 0"),
-        ({"num_slots": 0}, "num_slots must be a whole number"),
-        ({"dim_hidden": None}, "dim_hidden must be a whole number"),
-        ({"dim_in": -1}, "dim_in must be a whole number"),
+        ({"num_iterations": 0}, "num_iterations must be an integer of at least 1; got 0"),
+        ({"num_slots": 0}, "num_slots must be an integer of at least 1"),
+        ({"dim_hidden": None}, "dim_hidden must be an integer of at least 1"),
+        ({"dim_in": -1}, "dim_in must be an integer of at least 1"),
     ],
 )
 def test_bad_settings_say_what_is_allowed(changes, message):

@@ -117,7 +117,7 @@ def test_learned_slots_are_as_many_as_they_are():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_slots": 0}, "num_slots must be a whole number, 1 or more"),
+        ({"num_slots": 0}, "num_slots must be an integer of at least 1"),
         ({"aggregate": "median"}, "aggregate must be one of"),
         ({"aggregate": []}, "aggregate must be one of"),
         ({"aggregate": ["sum", "sum"]}, "different"),

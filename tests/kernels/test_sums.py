@@ -114,7 +114,7 @@ def test_gradients_are_those_of_finite_differences():
     (matrix,) = make_scores("folded")
 
     def function(x, a):
-        return sums._FoldedSums.apply(x, None, "sigmoid", a)
+        return sums._FoldedSums.apply(x, None, "sigmoid", False, a)
 
     assert torch.autograd.gradcheck(function, (elements, matrix))
 

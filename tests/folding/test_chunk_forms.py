@@ -1,4 +1,4 @@
-"""What users may give as chunks, what is refused, and how chunks are told from others."""
+"""Chunks as users pass them to `fold`: tensors, arrays, mapped files, pairs, loaders; and errors."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import setfold
-from setfold.folding import piece
+from setfold.core.inputs import chunk_from
+from setfold.folding import source
 from setfold.folding.api import GRADIENTS
-from setfold.folding.piece import DIGESTS, Piece, Tiles, piece_of
+from setfold.folding.source import Tiles
 from tests.folding.test_gradients import model_of
 from tests.small import assert_alike, draw, gradients, make
 
@@ -36,7 +37,7 @@ def assert_fold(expected, chunks, model=None, **told):
 @pytest.fixture(params=[None, 100], ids=["one tile", "many tiles"])
 def tiles(request, monkeypatch):
     if request.param:
-        monkeypatch.setattr(piece, "TILE_BYTES", request.param)
+        monkeypatch.setattr(source, "TILE_BYTES", request.param)
 
 
 # ---- whole tensors and arrays ----------------------------------------------------------------
@@ -87,8 +88,8 @@ def test_tiles_are_all_of_it_and_small(batch, length, limit, rows, costly, axis,
     whole, beside = draw(*shape), torch.arange(int(np.prod(shape[:-1]))).reshape(shape[:-1])
     given = whole.numpy() if array else whole
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(piece, "TILE_BYTES", limit)
-        patch.setattr(piece, "COSTLY_ROWS", rows)
+        patch.setattr(source, "TILE_BYTES", limit)
+        patch.setattr(source, "COSTLY_ROWS", rows)
         found = Tiles(given, beside, axis=axis, costly=costly)
     parts = [(torch.as_tensor(elements), index) for elements, index in found]
     assert len(parts) == len(found) >= 1
@@ -112,7 +113,7 @@ def test_arrays_of_numbers_become_like_the_weights(dtype, like):
     encoder = make().to(like)
     found = setfold.fold(encoder, array)
     torch.testing.assert_close(found, encoder(expected))
-    assert torch.equal(piece_of(array, expected).elements, expected)
+    assert torch.equal(chunk_from(array, expected).elements, expected)
 
 
 def read_only(array):
@@ -240,11 +241,11 @@ def test_a_loader_may_have_workers():
     assert_fold(lambda m: m(rows.unsqueeze(0)), loader, batch_size=1)
 
 
-# ---- what is refused -------------------------------------------------------------------------
+# ---- bad arguments ----------------------------------------------------------------------------
 
 
 X, ROWS = draw(2, 10, 3), draw(10, 3)
-REFUSED = {
+BAD = {
     "masked array": (np.ma.masked_equal(np.zeros((1, 4, 3)), 0), {}, "masked array"),
     "objects": (np.array([[[None]]]), {}, "must hold numbers.*object"),
     "words": (np.array([[["a"]]]), {}, "must hold numbers.*<U1"),
@@ -285,107 +286,20 @@ REFUSED = {
     "index too large": (ROWS, {"index": INDEX, "batch_size": 2}, "0..1 for 2 sets; found 2"),
     "index negative": (ROWS, {"index": INDEX - 1, "batch_size": 3}, "found -1"),
     "other number of sets": (X, {"batch_size": 3}, "batch_size is 3"),
-    "function of nothing": (lambda: None, {}, "open a stream of chunks; it gave NoneType"),
-    "no samples": (X, {"samples": 0}, "samples must be a whole number, 1 or more; got 0"),
+    "function of nothing": (
+        lambda: None,
+        {},
+        "must return an iterable of chunks; it returned NoneType",
+    ),
+    "no samples": (X, {"samples": 0}, "samples must be an integer of at least 1; got 0"),
     "half a sample": (X, {"samples": 1.5}, "samples"),
     "other gradient": (X, {"gradient": "foo"}, "exact, unbiased, subset, autograd; got 'foo'"),
 }
 
 
 @pytest.mark.parametrize("gradient", GRADIENTS)
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_folded_is_refused(name, gradient):
-    chunks, told, reason = REFUSED[name]
+@pytest.mark.parametrize("name", BAD)
+def test_bad_arguments_raise(name, gradient):
+    chunks, told, reason = BAD[name]
     with pytest.raises(setfold.InputError, match=reason):
         setfold.fold(make(), chunks, **{"gradient": gradient} | told)
-
-
-# ---- digests ---------------------------------------------------------------------------------
-
-DTYPES = {torch.float16: torch.int16, torch.float32: torch.int32, torch.float64: torch.int64}
-FORMS_OF_PIECES = ["dense", "masked", "ragged"]
-
-
-@st.composite
-def pieces(draw_from, least=1):
-    """A piece of two sets, whose rows may be cut or permuted along `axis`."""
-    dtype = draw_from(st.sampled_from(list(DTYPES)))
-    length, seed = draw_from(st.integers(least, 9)), draw_from(st.integers(0, 99))
-    form = draw_from(st.sampled_from(FORMS_OF_PIECES))
-    if form == "ragged":
-        index = draw(length, seed=seed + 1).gt(0).long()
-        return Piece(draw(length, 3, seed=seed).to(dtype), None, index), 0
-    mask = draw(2, length, seed=seed + 1) > 0 if form == "masked" else None
-    return Piece(draw(2, length, 3, seed=seed).to(dtype), mask), 1
-
-
-def rearranged(whole, axis, rows):
-    parts = (whole.elements, whole.mask, whole.index)
-    return Piece(*(None if part is None else part.index_select(axis, rows) for part in parts))
-
-
-def total(digests):
-    return tuple(sum(column) % DIGESTS for column in zip((0, 0), *digests, strict=True))
-
-
-@given(data=st.data(), given_piece=pieces(), careful=st.booleans())
-def test_digests_add_up_in_any_order_and_partition(data, given_piece, careful):
-    whole, axis = given_piece
-    length = whole.elements.shape[axis]
-    order = torch.tensor(data.draw(st.permutations(range(length))))
-    cut = data.draw(st.integers(0, length))
-    assert rearranged(whole, axis, order).digest(careful) == whole.digest(careful)
-    parts = [rearranged(whole, axis, rows) for rows in (order[:cut], order[cut:])]
-    assert total(part.digest(careful) for part in parts) == whole.digest(careful)
-    assert whole.clone().digest(careful) == whole.digest(careful)
-    if whole.mask is not None:  # padding is nothing
-        padded = nn.functional.pad(whole.elements, (0, 0, 0, 2), value=7)
-        shown = nn.functional.pad(whole.mask, (0, 2), value=False)
-        assert Piece(padded, shown).digest(careful) == whole.digest(careful)
-
-
-@given(data=st.data(), given_piece=pieces(), careful=st.booleans())
-def test_digests_notice_any_number_that_changes(data, given_piece, careful):
-    whole, _ = given_piece
-    place = tuple(data.draw(st.integers(0, size - 1)) for size in whole.elements.shape)
-    bits = whole.elements.view(DTYPES[whole.elements.dtype]).clone()
-    width = 8 * bits.element_size()
-    bit = data.draw(st.integers(0, width - 1))
-    bits[place] ^= (1 << bit) - (1 << width if bit == width - 1 else 0)
-    other = Piece(bits.view(whole.elements.dtype), whole.mask, whole.index)
-    hidden = whole.mask is not None and not bool(whole.mask[place[:2]])
-    assert (other.digest(careful) == whole.digest(careful)) is hidden
-
-
-@given(data=st.data(), given_piece=pieces(least=2), careful=st.booleans())
-def test_digests_notice_where_a_row_belongs(data, given_piece, careful):
-    whole, _ = given_piece
-    elements = whole.elements
-    if whole.index is not None:
-        row = data.draw(st.integers(0, len(elements) - 1))
-        index = whole.index.clone()
-        index[row] = 1 - index[row]
-        assert Piece(elements, None, index).digest(careful) != whole.digest(careful)
-    elif whole.mask is not None:
-        moved = whole.mask.roll(1, 1)
-        same = torch.equal(moved, whole.mask)
-        assert (Piece(elements, moved).digest(careful) == whole.digest(careful)) is same
-    else:
-        assert Piece(elements.flip(0)).digest(careful) != whole.digest(careful)
-
-
-@given(given_piece=pieces(least=2))
-def test_careful_digests_notice_what_is_negated_or_moved_within_a_row(given_piece):
-    whole, _ = given_piece
-    elements, beside = whole.elements, (whole.mask, whole.index)
-    if whole.mask is None or bool(whole.mask.any()):
-        for other in (-elements, elements.roll(1, -1), elements * 2):
-            assert Piece(other, *beside).digest(True) != whole.digest(True)
-
-
-@pytest.mark.parametrize("careful", [True, False])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
-def test_digests_count_whatever_there_is(dtype, careful):
-    for shape in ((2, 4, 3), (2, 0, 3), (4,)):
-        assert Piece(torch.ones(shape).to(dtype)).digest(careful)[0] == torch.Size(shape).numel()
-    assert Piece(torch.ones(2, 4, 3, device="meta")).digest(careful) == (24, 0)
