@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from setfold.core.inputs import Chunk
 from setfold.core.state import SetState
@@ -24,7 +23,7 @@ Arrivals = Iterator[tuple[Tensor, Statistics]]  # indices of some sets, and thei
 Absorb = Callable[[Tensor, Tensor | None, Any], Statistics]  # like StreamingSetEncoder.absorb
 
 FEATURE_ROWS = 1 << 16  # elements that go through a feature network at once without a graph
-SUMMED_NUMBERS = 1 << 15  # in a chunk so small that its elements are always checked
+PROBED = "_shows_non_finite"  # the attribute in which an encoder keeps the result of the probe
 PROBED_COLUMNS = 1 << 10  # in elements so wide that their encoder is not probed
 PROBED_AT_ONCE = 64
 
@@ -183,16 +182,11 @@ def check_result(chunk: Chunk, fields: Fields, statistics: Statistics) -> None:
 def check_elements(encoder: StreamingSetEncoder, chunk: Chunk, frame: tuple[Tensor, ...]) -> None:
     """Raise NonFiniteError if an element is not finite and `check_result` might not notice.
 
-    Summing all elements takes a fifth of the time that it takes to absorb a large chunk. So large
-    chunks are left to `check_result` if a probe of the encoder shows that nothing can hide there.
+    Summing all elements takes a fifth of the time that it takes to absorb a large chunk. It is
+    left out if a probe of the encoder shows that its statistics hide nothing.
     """
-    if torch.compiler.is_compiling():
-        return
-    if chunk.elements.numel() <= SUMMED_NUMBERS or not shows_non_finite(encoder, frame):
+    if not torch.compiler.is_compiling() and not shows_non_finite(encoder, frame):
         chunk.check_finite()
-
-
-_probed: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
 
 
 def shows_non_finite(encoder: StreamingSetEncoder, frame: tuple[Tensor, ...]) -> bool:
@@ -201,18 +195,22 @@ def shows_non_finite(encoder: StreamingSetEncoder, frame: tuple[Tensor, ...]) ->
     The encoder is probed once. A maximum hides -inf, a feature network may hide anything, and
     sums hide nothing.
     """
-    width = encoder.dim_in
-    if encoder.has_features or width is None or width > PROBED_COLUMNS:
-        return False
-    if encoder not in _probed:
+    known: bool | None = vars(encoder).get(PROBED)
+    if known is not None:
+        return known
+    width, found = encoder.dim_in, False
+    if not (encoder.has_features or width is None or width > PROBED_COLUMNS):
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            _probed[encoder] = _probe(encoder, width, tuple(s[:1].detach() for s in frame))
-    return _probed[encoder]
+            found = _probe(encoder, width, tuple(s[:1].detach() for s in frame))
+    vars(encoder)[PROBED] = found
+    return found
 
 
 def _probe(encoder: StreamingSetEncoder, width: int, frame: tuple[Tensor, ...]) -> bool:
     like = encoder.first_weight
-    ordinary = torch.ones(()) if like is None else torch.ones((), dtype=like.dtype, device=like.device)
+    ordinary = (
+        torch.ones(()) if like is None else torch.ones((), dtype=like.dtype, device=like.device)
+    )
     fields, prepared = encoder.fields(frame), encoder.prepare(frame)
     for columns in torch.arange(width, device=ordinary.device).split(PROBED_AT_ONCE):
         for bad in (torch.nan, torch.inf, -torch.inf):

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,12 +39,19 @@ from setfold.core.absorb import (
     check_elements,
     check_result,
 )
+from setfold.core.begin import (
+    current_weights_of,
+    encode_small,
+    keeps_graph,
+    recognize,
+    setup_of,
+)
 from setfold.core.inputs import Chunk, validate_context, validate_slots, validate_whole_sets
 from setfold.core.readout import Count
 from setfold.core.state import SetState
 from setfold.core.statistic import Fields, Statistics, clear, identity, join, remove
-from setfold.core.weights import Weights, can_be_kept, current_weights, first_tensor, weights_of
-from setfold.errors import InputError, StateMismatchError
+from setfold.core.weights import KEPT, Weights, first_tensor
+from setfold.errors import InputError
 
 
 class SetEncoder(nn.Module, ABC):
@@ -62,13 +69,8 @@ class SetEncoder(nn.Module, ABC):
     def forward(self, elements: Tensor, mask: Tensor | None = None) -> Tensor:
         """Encode whole sets: elements (B, n, d), mask (B, n) True where present."""
 
-
-class Setup(NamedTuple):
-    """What a fold begins with, apart from its elements."""
-
-    frame: tuple[Tensor, ...]  # the slots of each level
-    fields: Fields
-    prepared: Any  # from StreamingSetEncoder.prepare
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != KEPT}
 
 
 class StreamingSetEncoder(SetEncoder):
@@ -141,10 +143,22 @@ class StreamingSetEncoder(SetEncoder):
         """
         return self.absorb(elements, mask, prepared)
 
+    def encode_small(self, elements: Tensor, prepared: Any) -> Tensor | None:
+        """The encoding (1, ...) of one small set (n, d) without a mask, in as few calls as possible.
+
+        None, the default, uses `absorb` and `finish`. The encoding must be theirs, and NaN or
+        infinity in an element must show in it.
+
+        Args:
+            elements: (n, d), with n at least 1.
+            prepared: from `prepare`; None with a graph, where deriving it is part of the cost.
+        """
+        return None
+
     def draw_frame(
         self, num_slots: int | None, generator: torch.Generator | None
     ) -> tuple[Tensor, ...]:
-        """Draw the slots of each level, (1, K, h); empty without slots."""
+        """Draw the slots of each level, (1, K, h); empty without slots. Parameters may be returned."""
         if num_slots is not None or generator is not None:
             raise InputError(
                 f"{type(self).__name__} has no slots: leave num_slots and generator out."
@@ -191,7 +205,7 @@ class StreamingSetEncoder(SetEncoder):
     @property
     def state_nbytes(self) -> int:
         """The size in bytes of one set's state, without the slots that all sets share."""
-        fields = self._setup().fields
+        fields = setup_of(self).fields
         numbers = sum(torch.Size(s).numel() for f in fields.values() for s in f.shapes)
         return 8 * (numbers + 1)  # float64, and the count
 
@@ -230,21 +244,22 @@ class StreamingSetEncoder(SetEncoder):
             if num_slots is not None or generator is not None:
                 raise InputError("pass slots, or num_slots and generator to draw them, not both.")
             frame = validate_slots(slots, self.slot_dims, batch_size, self.first_weight)
-            setup = Setup(frame, self.fields(frame), None)
-        elif num_slots is not None or generator is not None:
-            frame = self.draw_frame(num_slots, generator)
-            setup = Setup(frame, self.fields(frame), None)
+            fields, prepared = self.fields(frame), None
+        elif num_slots is not None or generator is not None or keeps_graph():
+            drawn = self.draw_frame(num_slots, generator)
+            frame = tuple(slots.clone() for slots in drawn)  # no optimizer may change a state
+            fields, prepared = self.fields(frame), None
         else:
-            setup = self._setup()
+            frame, fields, prepared, _ = setup_of(self)
         device = self.device
         return SetState(
-            setup.fields,
-            identity(setup.fields, batch_size, device),
+            fields,
+            identity(fields, batch_size, device),
             torch.zeros(batch_size, dtype=torch.long, device=device),
-            frame=setup.frame,
+            frame=frame,
             context=validate_context(context, batch_size, self.has_features),
-            weights=self._weights(),
-            prepared=None if _keeps_graph() else setup.prepared,
+            weights=current_weights_of(self),
+            prepared=prepared,
         )
 
     def update(
@@ -299,7 +314,7 @@ class StreamingSetEncoder(SetEncoder):
 
     def readout(self, state: SetState) -> Tensor:
         """The encoding (B, ...) of what the state has seen. It can be called any number of times."""
-        state = self._recognize(state)
+        state = recognize(self, state)
         return self.finish(state.statistics, state.count, self.prepared_for(state))
 
     def weights(self, state: SetState, elements: Tensor) -> Tensor:
@@ -318,7 +333,7 @@ class StreamingSetEncoder(SetEncoder):
         >>> torch.allclose(encoder.weights(state, elements).sum(1), torch.ones(2, 4))
         True
         """
-        state = self._recognize(state)
+        state = recognize(self, state)
         chunk = Chunk(elements).validate(
             state.batch_size, self.dim_in, state.device, state.weights.dtype
         )
@@ -343,13 +358,15 @@ class StreamingSetEncoder(SetEncoder):
             batch_size: the number of sets of a ragged batch.
             context: (B, ...), the readout of an earlier pass, or of several.
         """
-        chunk, sets = validate_whole_sets(
-            elements, mask, index, batch_size, self.dim_in, self.first_weight
-        )
-        frame, fields, prepared = self._setup()
+        if mask is None and index is None and context is None:
+            encoding = encode_small(self, elements)
+            if encoding is not None:
+                return encoding
+        frame, fields, prepared, weight = setup_of(self)
+        chunk, sets = validate_whole_sets(elements, mask, index, batch_size, self.dim_in, weight)
         seen = validate_context(context, sets, self.has_features)
-        device = chunk.elements.device
         if chunk.is_empty():
+            device = chunk.elements.device
             count = torch.zeros(sets, dtype=torch.long, device=device)
             return self.finish(identity(fields, sets, device), count, prepared)
         check_elements(self, chunk, frame)
@@ -357,6 +374,7 @@ class StreamingSetEncoder(SetEncoder):
             found = absorb_dense(self, fields, chunk.elements, chunk.mask, seen, prepared)
             check_result(chunk, fields, found)
         else:
+            device = chunk.elements.device
             empty = SetState(
                 fields,
                 identity(fields, sets, device),
@@ -372,7 +390,7 @@ class StreamingSetEncoder(SetEncoder):
 
     def prepared_for(self, state: SetState) -> Any:
         """The result of `prepare`; without a graph it is computed once and kept with the state."""
-        if _keeps_graph():
+        if keeps_graph():
             return self.prepare(state.frame)
         if state.prepared is None:
             state.prepared = self.prepare(state.frame)
@@ -386,7 +404,7 @@ class StreamingSetEncoder(SetEncoder):
         combine_counts: Callable[[Tensor, Any], Tensor],
     ) -> SetState:
         """The state joined with one chunk, or with it removed."""
-        state = self._recognize(state)
+        state = recognize(self, state)
         sets = state.batch_size
         chunk = chunk.validate(sets, self.dim_in, state.device, state.weights.dtype)
         if chunk.is_empty():
@@ -397,69 +415,3 @@ class StreamingSetEncoder(SetEncoder):
             prepared = self.prepared_for(state)
         statistics = absorb_into(self, state, chunk, prepared, combine)
         return state.with_statistics(statistics, combine_counts(state.count, chunk.count(sets)))
-
-    def _setup(self) -> Setup:
-        """The default beginning of a fold. Without a graph it is kept as long as it is valid.
-
-        In training mode random slots are drawn by each call, so nothing is kept.
-        """
-        if self.training or _keeps_graph():
-            return self._new_setup()
-        weights = current_weights(self)
-        if weights is None:
-            if not can_be_kept(self._shaping_tensors()):
-                return self._new_setup()
-            weights = weights_of(self, self.shaping_modules())
-        if weights.kept is None:
-            weights.kept = self._new_setup()
-        return weights.kept
-
-    def _new_setup(self) -> Setup:
-        frame = self.draw_frame(None, None)
-        return Setup(frame, self.fields(frame), self.prepare(frame))
-
-    def _shaping_tensors(self) -> list[Tensor]:
-        modules = self.shaping_modules()
-        return [t for m in modules for t in (*m.parameters(), *m.buffers())]
-
-    def _weights(self) -> Weights:
-        if torch.compiler.is_compiling():
-            return Weights.unknown()
-        return weights_of(self, self.shaping_modules())
-
-    def _recognize(self, state: SetState) -> SetState:
-        """The state, if this encoder's current weights have shaped it.
-
-        Raises:
-            StateMismatchError: it is not a state, or one of another model.
-        """
-        if torch.compiler.is_compiling():
-            return state
-        if not isinstance(state, SetState):
-            raise StateMismatchError(f"expected a state; got {type(state).__name__}.")
-        state = state.trackable()
-        if state.weights.are_of(self):
-            return state
-        mine = self._weights()
-        alike = len(state.frame) == len(self.slot_dims) and state.fields == self.fields(state.frame)
-        if not (alike and state.weights.match(mine)):
-            raise StateMismatchError(
-                f"this state does not belong to this {type(self).__name__}: its fields "
-                f"({', '.join(state.fields)}) or its weights differ. A state is valid for the "
-                "weights that created it; after a training step fold the set again, from "
-                "encoder.initial_state(). (BatchNorm and spectral_norm change their buffers with "
-                "every chunk in training mode: call model.eval().)"
-            )
-        return SetState(
-            state.fields,
-            state.statistics,
-            state.count,
-            frame=state.frame,
-            context=state.context,
-            weights=mine,
-        )
-
-
-def _keeps_graph() -> bool:
-    """Whether tensors may become part of a graph, so that they must be computed where they are used."""
-    return torch.is_grad_enabled() or torch.compiler.is_compiling()

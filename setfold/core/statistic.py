@@ -40,7 +40,9 @@ _DEFINED: dict[str, type[Statistic]] = {}  # by the name that files use
 
 def _name_in_files(kind: type[Statistic]) -> str:
     """The class name for statistics of this module, the import path for all others."""
-    return kind.__name__ if kind.__module__ == __name__ else f"{kind.__module__}.{kind.__qualname__}"
+    return (
+        kind.__name__ if kind.__module__ == __name__ else f"{kind.__module__}.{kind.__qualname__}"
+    )
 
 
 class Statistic(ABC):
@@ -310,8 +312,10 @@ def check_finite(fields: Fields, statistics: Statistics) -> None:
     """Raise NonFiniteError if a part is not finite; infinities of empty sets are allowed."""
     for name, parts in statistics.items():
         for part, empty in zip(parts, fields[name].statistic.empty, strict=True):
-            shown = part if math.isfinite(empty) else torch.where(part == empty, 0, part)
-            if not math.isfinite(shown.detach().sum().item()) and not bool(shown.isfinite().all()):
+            shown = part.detach() if part.requires_grad else part
+            if not math.isfinite(empty):
+                shown = torch.where(shown == empty, 0, shown)
+            if not math.isfinite(shown.sum().item()) and not bool(shown.isfinite().all()):
                 raise NonFiniteError(
                     f"the elements are finite, but the field {name!r} of their state is not: the "
                     "elements are too large, or the feature network returns NaN or infinity. The "

@@ -26,9 +26,9 @@ from setfold.core.persist import digest_of
 from setfold.errors import StateMismatchError
 
 UNKNOWN = "unknown"  # in place of a digest
-_latest: weakref.WeakKeyDictionary[Module, Weights] = weakref.WeakKeyDictionary()
+KEPT = "_latest_weights"  # the attribute in which an encoder keeps them; never copied or pickled
 
-_memcmp = (ctypes.CDLL("msvcrt") if os.name == "nt" else ctypes.CDLL(None)).memcmp
+_memcmp = ctypes.PyDLL("msvcrt" if os.name == "nt" else None).memcmp
 _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 _memcmp.restype = ctypes.c_int
 
@@ -43,13 +43,20 @@ class Weights:
     """
 
     __slots__ = (
+        "_addresses",
+        "_contiguous",
+        "_copied",
         "_copies",
         "_digest",
+        "_module_places",
         "_modules",
         "_names",
+        "_others",
         "_owner",
         "_places",
+        "_pointers",
         "_settings",
+        "_sizes",
         "_structure",
         "_values",
         "dtype",
@@ -60,19 +67,27 @@ class Weights:
     def __init__(self, owner: Module, modules: Sequence[Module]) -> None:
         self._owner: weakref.ref[Module] | None = weakref.ref(owner)
         inner = _submodules(modules)
-        # Weak references to modules: a state must not keep its encoder alive.
-        self._modules = [
-            (weakref.ref(parent), name, weakref.ref(child))
+        children = [
+            (parent._modules, name, child)
             for parent in dict.fromkeys((owner, *inner))
             for name, child in parent._modules.items()
             if child is not None and (parent is not owner or child in inner)
         ]
+        self._module_places = [(home, name) for home, name, _ in children]
+        self._modules = [child for _, _, child in children]
         homes = [(m, home) for m in inner for home in (m._parameters, m._buffers)]
         found = [(h, n, t) for _, h in homes for n, t in h.items() if t is not None]
         self._places = [(home, name) for home, name, _ in found]
         self._names = [f"{number}.{name}" for number, (_, name, _) in enumerate(found)]
         self.tensors: tuple[Tensor, ...] = tuple(tensor for _, _, tensor in found)
         self._copies = [_Copy(tensor) for tensor in self.tensors]
+        fast = [kept for kept in self._copies if kept.is_plain]
+        self._others = [kept for kept in self._copies if not kept.is_plain]
+        self._pointers = [kept.tensor.data_ptr for kept in fast]
+        self._contiguous = [kept.tensor.is_contiguous for kept in fast]
+        self._addresses = [kept.tensor.data_ptr() for kept in fast]
+        self._copied = [kept.values.data_ptr() for kept in fast]
+        self._sizes = [kept.values.nbytes for kept in fast]
         settings = [(vars(m), name, value) for m in inner for name, value in _settings(m)]
         self._settings = [(attributes, name) for attributes, name, _ in settings]
         self._values = [copy(value) for _, _, value in settings]
@@ -106,13 +121,19 @@ class Weights:
         """
         if not all(map(is_, [home.get(name) for home, name in self._places], self.tensors)):
             return False
-        for parent, name, child in self._modules:
-            module = parent()
-            if module is None or module._modules.get(name) is not child():
-                return False
+        if not all(map(is_, [home.get(name) for home, name in self._module_places], self._modules)):
+            return False
         if [attributes.get(name) for attributes, name in self._settings] != self._values:
             return False
-        return all([kept.is_current() for kept in self._copies])  # a list is faster than a generator
+        if self._pointers and not (
+            [pointer() for pointer in self._pointers] == self._addresses
+            and all([is_contiguous() for is_contiguous in self._contiguous])  # noqa: C419 (faster)
+        ):
+            return all(kept.is_current() for kept in self._copies)
+        # libc's memcmp is three to five times faster than torch.equal
+        if any(map(_memcmp, self._addresses, self._copied, self._sizes)):
+            return False
+        return all(kept.is_current() for kept in self._others)
 
     @property
     def digest(self) -> str:
@@ -139,26 +160,27 @@ class Weights:
 
 
 class _Copy:
-    """A copy of a tensor's values, to notice that they changed."""
+    """A copy of a tensor's values, to notice that they changed.
 
-    __slots__ = ("_fast", "_tensor", "values")
+    Attributes:
+        tensor: the tensor.
+        values: the copy.
+        is_plain: whether both are contiguous and on the CPU, so that their bytes can be compared.
+    """
+
+    __slots__ = ("is_plain", "tensor", "values")
 
     def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
         self.values = tensor.detach().clone()
-        self._tensor = tensor
-        self._fast: tuple[int, int, int] | None = None  # addresses of both, and the size in bytes
-        plain = type(tensor) in (Tensor, nn.Parameter) and tensor.device.type == "cpu"
-        if plain and tensor.is_contiguous() and not _is_wrapped(tensor):
-            self._fast = tensor.data_ptr(), self.values.data_ptr(), tensor.nbytes
+        self.is_plain = tensor.is_cpu and can_be_kept((tensor,)) and tensor.is_contiguous()
 
     def is_current(self) -> bool:
-        fast, tensor = self._fast, self._tensor
-        if fast is not None and tensor.data_ptr() == fast[0]:
-            # libc's memcmp: torch.equal takes three to five times as long
-            return tensor.is_contiguous() and tensor.nbytes == fast[2] and not _memcmp(*fast)
-        if tensor.dtype != self.values.dtype or tensor.device != self.values.device:
+        """Whether dtype, device, shape and values are the same."""
+        tensor, values = self.tensor, self.values
+        if (tensor.dtype, tensor.device) != (values.dtype, values.device):
             return False
-        return tensor.is_meta or torch.equal(tensor, self.values)
+        return tensor.is_meta or torch.equal(tensor, values)
 
 
 def weights_of(encoder: Module, modules: Sequence[Module]) -> Weights:
@@ -170,14 +192,14 @@ def weights_of(encoder: Module, modules: Sequence[Module]) -> Weights:
     """
     found = current_weights(encoder)
     if found is None:
-        found = _latest[encoder] = Weights(encoder, modules)
+        found = vars(encoder)[KEPT] = Weights(encoder, modules)
     return found
 
 
 def current_weights(encoder: Module) -> Weights | None:
     """The weights that were last asked for, if the encoder still has them; else None."""
-    found = _latest.get(encoder)
-    return found if found is not None and found.are_current() else None
+    found: Weights | None = vars(encoder).get(KEPT)
+    return found if found is not None and found.are_of(encoder) else None
 
 
 def first_tensor(modules: Iterable[Module]) -> Tensor | None:

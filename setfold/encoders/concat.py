@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from setfold.core.begin import recognize
 from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.readout import Count
 from setfold.core.statistic import Fields, Statistics
@@ -83,7 +84,7 @@ class Concat(StreamingSetEncoder):
         Raises:
             StateMismatchError: the state belongs to another model.
         """
-        state = self._recognize(state)
+        state = recognize(self, state)
         return self._finish_parts(state.statistics, state.count, self.prepared_for(state))
 
     # ---- primitives. The fields of a part are named "<part>/<field>" ------------------------

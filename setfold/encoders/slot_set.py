@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -19,14 +19,15 @@ from setfold.core.state import SetState
 from setfold.core.statistic import Field, Fields, Statistics
 from setfold.errors import CancelledAttentionWarning, InputError
 from setfold.kernels.extrema import slot_extrema
-from setfold.kernels.precision import without_autocast
+from setfold.kernels.precision import autocasts, without_autocast
 from setfold.kernels.scores import ATTENTIONS, CosineScores, FoldedScores, KeyScores, Scores, weigh
-from setfold.kernels.sums import project_sums, ragged_sums, slot_sums
+from setfold.kernels.sums import one_tile_sums, ragged_sums, slot_sums
 
 SLOTS = ("random", "learned")
 SIMILARITIES = ("dot", "cosine")
 INITIAL_TEMPERATURE = 3.0  # of the cosine similarity: sharp enough for slots to specialize
 SEEDS = 2**31
+SMALL_PRODUCT = 1 << 19  # multiplications of a projection that take less time than a call
 
 
 class Prepared(NamedTuple):
@@ -34,7 +35,7 @@ class Prepared(NamedTuple):
 
     scores: Scores
     projection: tuple[Tensor, Tensor | None]  # weight and bias of the values
-    values: Tensor | None  # (d + 1, d_out), for sums of elements [x, 1]; None for sums of values
+    values: Tensor | None  # weight and bias as one matrix (d + 1, d_out), if sums are of [x, 1]
 
 
 class SlotSetEncoder(StreamingSetEncoder):
@@ -166,7 +167,7 @@ class SlotSetEncoder(StreamingSetEncoder):
                     f"the {self.num_slots} learned slots are not drawn: leave num_slots and "
                     'generator out, or use slots="random".'
                 )
-            return (self.slot_values.unsqueeze(0).clone(),)  # no optimizer may change a state
+            return (self.slot_values.unsqueeze(0),)
         num_slots = self.num_slots if num_slots is None else num_slots
         if num_slots < 1:
             raise InputError(f"num_slots must be 1 or more; got {num_slots}.")
@@ -215,24 +216,28 @@ class SlotSetEncoder(StreamingSetEncoder):
         }
         return {name: Field(FIELDS[name], (num_slots, widths[name])) for name in self.field_names}
 
+    @property
+    def first_weight(self) -> Tensor:
+        return self.to_key.weight
+
     def prepare(self, frame: tuple[Tensor, ...]) -> Prepared:
-        with without_autocast(frame[0].device):
+        value = self.to_value
+        weight, bias = value.weight, value.bias
+        with without_autocast(weight.device):
             slots = self.norm(frame[0][0] if frame[0].shape[0] == 1 else frame[0])  # (K, h)
-            values = _augmented(self.to_value).t() if self.folded else None
-            projection = (self.to_value.weight, self.to_value.bias)
-            return Prepared(self._scores(slots), projection, values)
+            values = _augmented(weight, bias).t() if self.folded else None
+            return Prepared(self._scores(slots), (weight, bias), values)
 
     def _scores(self, slots: Tensor) -> Scores:
-        query = self.to_query(slots)  # (K, d_out)
+        query, key = self.to_query(slots), self.to_key  # (K, d_out)
         scale = self.dim_out**-0.5
-        weight, bias = self.to_key.weight, self.to_key.bias
         if self.similarity == "cosine":
             unit = normalize(query, dim=-1) * (self.temperature * scale)
-            return CosineScores(weight, bias, unit, self.to_bias(slots).squeeze(-1))
+            return CosineScores(key.weight, key.bias, unit, self.to_bias(slots).squeeze(-1))
         query = query * scale
         if not self.folded and slots.dim() == 2:
-            return KeyScores(weight, bias, query)
-        return FoldedScores(_augmented(self.to_key).t() @ query.mT)
+            return KeyScores(key.weight, key.bias, query)
+        return FoldedScores((query @ _augmented(key.weight, key.bias)).mT)
 
     def absorb(self, elements: Tensor, mask: Tensor | None, prepared: Prepared) -> Statistics:
         return self._absorb(elements, mask, prepared, gradients_only=False)
@@ -253,9 +258,7 @@ class SlotSetEncoder(StreamingSetEncoder):
             for name in self.field_names:
                 if name == "sum":
                     values = None if self.folded else projection
-                    sums = slot_sums(
-                        elements, mask, scores, self.attention, values, gradients_only
-                    )
+                    sums = slot_sums(elements, mask, scores, self.attention, values, gradients_only)
                     found[name] = (sums,)
                 else:
                     largest = name == "max"
@@ -279,17 +282,39 @@ class SlotSetEncoder(StreamingSetEncoder):
             for sets, sums in summed:
                 yield sets, {"sum": (sums,)}
 
+    def encode_small(self, elements: Tensor, prepared: Prepared | None) -> Tensor | None:
+        if self.aggregate not in ("sum", "mean") or self.similarity != "dot" or not self.folded:
+            return None
+        if self.num_slots == 1 or autocasts(elements.device):
+            return None
+        if prepared is not None:
+            sums = one_tile_sums(elements, None, self.attention, prepared.scores[0])
+            total = torch.mm(sums, cast("Tensor", prepared.values)).unsqueeze_(0)
+            return total.div_(len(elements)) if self.aggregate == "mean" else total
+        if elements.numel() * self.dim_out > SMALL_PRODUCT:
+            return None
+        # The algorithm as printed has fewer nodes than one that folds the query into the keys.
+        slots = self.norm(self.draw_frame(None, None)[0][0])
+        query = self.to_query(slots) * self.dim_out**-0.5
+        weights = weigh(self.to_key(elements) @ query.t(), self.attention)
+        total = (weights.t() @ self.to_value(elements)).unsqueeze(0)
+        return total / len(elements) if self.aggregate == "mean" else total
+
     def finish(self, statistics: Statistics, count: Count, prepared: Prepared) -> Tensor:
         values, mass = {}, None
         for name, (value,) in statistics.items():
             values[name] = value
             if name == "sum":
                 mass = value[..., -1] if self.reads_mass else None
-                values[name] = value[..., :-1]
-                if prepared.values is not None:  # sum_i W_ij v_i from sum_i W_ij [x_i, 1]
-                    with without_autocast(value.device):
-                        values[name] = project_sums(value, prepared.values)
+                values[name] = self._values_of(value, prepared)
         return read(self.aggregates, values, count, mass).to(prepared.projection[0].dtype)
+
+    def _values_of(self, sums: Tensor, prepared: Prepared) -> Tensor:
+        """sum_i W_ij v_i (B, K, d_out) from what a state keeps."""
+        if prepared.values is None:
+            return sums[..., :-1]
+        with without_autocast(sums.device):
+            return sums @ prepared.values.to(sums.dtype)
 
     def encode(self, elements: Tensor, slots: Tensor, mask: Tensor | None = None) -> Tensor:
         """Encode whole sets without a state.
@@ -327,8 +352,6 @@ def _evaluation_noise(seed: int, num_slots: int, dim_slot: int) -> Tensor:
     return torch.from_numpy(drawn.astype(np.float32))
 
 
-def _augmented(linear: nn.Linear) -> Tensor:
+def _augmented(weight: Tensor, bias: Tensor | None) -> Tensor:
     """[weight | bias] (out, in + 1), to be multiplied with [x, 1]."""
-    if linear.bias is None:
-        return pad(linear.weight, (0, 1))
-    return torch.cat([linear.weight, linear.bias.unsqueeze(-1)], 1)
+    return pad(weight, (0, 1)) if bias is None else torch.cat([weight, bias.unsqueeze(-1)], 1)

@@ -1,11 +1,11 @@
 """sum_i W_ij [x_i, 1] over the elements of each set, in constant memory.
 
-Three ways to the same numbers, chosen by size:
+There are three implementations:
 
-- `plain_sums`, the formula itself: what is compiled and exported, what autograd differentiates
-  on small inputs, and what the replay runs on each tile.
-- `_FoldedSums`, for large inputs and folded scores: tiles that stay in cache, buffers used again,
-  a backward pass that saves nothing but its inputs.
+- `plain_sums`, the formula itself. It is compiled, exported, used by function transforms and for
+  gradients of small inputs, and run on each tile by the replay.
+- `_FoldedSums`, for large inputs and folded scores: tiles that stay in cache, reused buffers, and a
+  backward pass that saves only the inputs.
 - `summed_over_tiles(plain_sums)`, the same memory bound for every other form of scores.
 """
 
@@ -17,13 +17,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, pad
+from torch.nn.functional import linear
 
 from setfold.kernels.precision import accumulator_dtype
 from setfold.kernels.ragged import Group, gather, packs
-from setfold.kernels.replay import differentiable_once, summed_over_tiles
-from setfold.kernels.scores import EPSILON, FoldedScores, Scores, weigh, weigh_
-from setfold.kernels.tiles import tile_rows, tiles
+from setfold.kernels.replay import summed_over_tiles
+from setfold.kernels.scores import EPSILON, FoldedScores, Scores, weigh, weigh_, weigh_few_
+from setfold.kernels.tiles import is_one_tile, tile_rows, tiles
+from setfold.kernels.tracing import differentiate_again, needs_plain_formula
 
 PLAIN_ROWS = 4096  # up to here plain autograd is faster than recomputing
 PACK_SETS = 256  # sets of a ragged batch whose sums are made together
@@ -57,9 +58,8 @@ def slot_sums(
     if scores.num_slots == 1:  # one slot takes all of every element: W is exactly 1
         return _unweighted_sums(elements, mask, projection)
     tracked = torch.is_grad_enabled()
-    if isinstance(scores, FoldedScores) and scores.own:
-        return plain_sums(elements, mask, attention, scores, projection)
-    if torch.compiler.is_compiling() or (tracked and batch * length <= PLAIN_ROWS):
+    small = tracked and batch * length <= PLAIN_ROWS
+    if small or _has_own_slots(scores) or needs_plain_formula():
         return plain_sums(elements, mask, attention, scores, projection)
     if isinstance(scores, FoldedScores) and projection is None:
         if tracked:
@@ -138,19 +138,6 @@ def _sum_piece(piece: Group, weights: Tensor, values: Tensor, total: Tensor, mas
     torch.sum(turned, 2, keepdim=True, out=mass)
 
 
-def project_sums(sums: Tensor, values: Tensor) -> Tensor:
-    """sum_i W_ij v_i (B, K, d_out) from sum_i W_ij [x_i, 1] (B, K, d + 1), in the dtype of the sums.
-
-    Args:
-        sums: (B, K, d + 1).
-        values: (d + 1, d_out), weight and bias of the value projection.
-    """
-    values = values.to(sums.dtype)
-    if sums.shape[0] == 1:  # less overhead than a batched product
-        return torch.mm(sums[0], values).unsqueeze(0)
-    return sums @ values
-
-
 def plain_sums(
     elements: Tensor,
     mask: Tensor | None,
@@ -159,8 +146,10 @@ def plain_sums(
     projection: tuple[Tensor, Tensor | None] | None = None,
 ) -> Tensor:
     """The formula itself, differentiable, with B x n x K weights in memory."""
+    if elements.shape[0] == 1 and not _has_own_slots(scores):  # with matrices, half the nodes
+        elements, mask = elements[0], None if mask is None else mask[0]
     values = elements if projection is None else linear(elements, *projection)
-    values = pad(values, (0, 1), value=1.0)  # (B, n, p + 1)
+    values = torch.constant_pad_nd(values, (0, 1), 1.0)  # (B, n, p + 1)
     if isinstance(scores, FoldedScores) and projection is None:
         logits = values @ scores.matrix
     else:
@@ -168,7 +157,13 @@ def plain_sums(
     weights = weigh(logits, attention)  # (B, n, K)
     if mask is not None:
         weights = weights * mask.unsqueeze(-1)
-    return weights.transpose(1, 2) @ values
+    sums = weights.mT @ values
+    return sums if sums.dim() == 3 else sums.unsqueeze(0)
+
+
+def _has_own_slots(scores: Scores) -> bool:
+    """Whether the slots differ by set."""
+    return isinstance(scores, FoldedScores) and scores.own
 
 
 def _sums_from_tensors(
@@ -219,13 +214,12 @@ def _folded_forward(
     batch, length, width = elements.shape
     num_slots = matrix.shape[1]
     precise = accumulator_dtype(elements.device)
-    rows = min(tile_rows(width + num_slots, elements.element_size()), batch * length)
-    if batch * length == rows and batch == 1:  # one tile: as few calls as can be
-        padded = pad(elements[0], (0, 1), value=1.0)
-        weights = weigh_(torch.mm(padded, matrix), attention)
-        if mask is not None:
-            weights.mul_(mask[0].unsqueeze(-1))
-        return transposed_product(weights, padded).unsqueeze_(0)
+    few = is_one_tile(batch * length)
+    rows = batch * length if few else tile_rows(width + num_slots, elements.element_size())
+    if batch == 1 and length <= rows:
+        shown = None if mask is None else mask[0]
+        return one_tile_sums(elements[0], shown, attention, matrix).unsqueeze_(0)
+    rows = min(rows, batch * length)
     matrix, offset = matrix[:-1].contiguous(), matrix[-1]
     sums = elements.new_zeros(batch, num_slots, width + 1, dtype=precise)
     total, mass = sums[..., :-1], sums[..., -1]
@@ -245,6 +239,15 @@ def _folded_forward(
             total[sets] = torch.bmm(weights.transpose(1, 2), tile)
             mass[sets] = weights.sum(1)
     return sums
+
+
+def one_tile_sums(elements: Tensor, mask: Tensor | None, attention: str, matrix: Tensor) -> Tensor:
+    """`slot_sums` (K, d + 1) of one set (n, d) that fits in cache, in as few calls as possible."""
+    padded = torch.constant_pad_nd(elements, (0, 1), 1.0)
+    weights = weigh_few_(torch.mm(padded, matrix), attention)
+    if mask is not None:
+        weights.mul_(mask.unsqueeze(-1))
+    return transposed_product(weights, padded)
 
 
 class _FoldedSums(torch.autograd.Function):
@@ -268,9 +271,17 @@ class _FoldedSums(torch.autograd.Function):
         return _folded_forward(elements, mask, attention, matrix)
 
     @staticmethod
-    @differentiable_once
     def backward(ctx: Any, sums_grad: Tensor) -> tuple[Tensor | None, ...]:
         elements, mask, augmented = ctx.saved_tensors
+        if torch.is_grad_enabled():  # create_graph=True: second derivatives of the formula
+
+            def formula(some: Tensor, matrix: Tensor) -> Tensor:
+                return plain_sums(some, mask, ctx.attention, FoldedScores(matrix))
+
+            needs = ctx.needs_input_grad[0], ctx.needs_input_grad[4]
+            inputs = (elements, augmented)
+            of_elements, of_matrix = differentiate_again(formula, inputs, needs, sums_grad)
+            return of_elements, None, None, None, of_matrix
         batch, length, width = elements.shape
         num_slots = augmented.shape[1]
         matrix, offset = augmented[:-1].contiguous(), augmented[-1]

@@ -1,0 +1,120 @@
+"""What a fold begins with: slots, declared fields, and what is derived from the weights."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from setfold.core.state import SetState
+from setfold.core.statistic import Fields
+from setfold.core.weights import Weights, can_be_kept, current_weights, weights_of
+from setfold.errors import StateMismatchError
+
+if TYPE_CHECKING:
+    from setfold.core.encoder import StreamingSetEncoder
+
+FEW = 512  # elements of a set for which calls take longer than arithmetic
+
+
+class Setup(NamedTuple):
+    """What a fold begins with, apart from its elements."""
+
+    frame: tuple[Tensor, ...]  # the slots of each level
+    fields: Fields
+    prepared: Any  # from StreamingSetEncoder.prepare
+    weight: Tensor | None  # the first one, whose dtype and device the elements must share
+
+
+def setup_of(encoder: StreamingSetEncoder) -> Setup:
+    """The default beginning of a fold. Without a graph it is kept as long as it is valid.
+
+    In training mode random slots are drawn by each call, so nothing is kept.
+    """
+    if encoder.training or keeps_graph():
+        return _new_setup(encoder)
+    weights = current_weights(encoder)
+    if weights is None:
+        tensors = (t for m in encoder.shaping_modules() for t in (*m.parameters(), *m.buffers()))
+        if not can_be_kept(tensors):
+            return _new_setup(encoder)
+        weights = weights_of(encoder, encoder.shaping_modules())
+    if weights.kept is None:
+        setup = _new_setup(encoder)
+        frame = tuple(slots.clone() for slots in setup.frame)  # no optimizer may change a state
+        weights.kept = setup._replace(frame=frame)
+    return weights.kept
+
+
+def _new_setup(encoder: StreamingSetEncoder) -> Setup:
+    frame = encoder.draw_frame(None, None)
+    return Setup(frame, encoder.fields(frame), encoder.prepare(frame), encoder.first_weight)
+
+
+def current_weights_of(encoder: StreamingSetEncoder) -> Weights:
+    """The weights that shape the states which the encoder creates now."""
+    if torch.compiler.is_compiling():
+        return Weights.unknown()
+    return weights_of(encoder, encoder.shaping_modules())
+
+
+def recognize(encoder: StreamingSetEncoder, state: SetState) -> SetState:
+    """The state, if the encoder's current weights have shaped it.
+
+    Raises:
+        StateMismatchError: it is not a state, or one of another model.
+    """
+    if torch.compiler.is_compiling():
+        return state
+    if not isinstance(state, SetState):
+        raise StateMismatchError(f"expected a state; got {type(state).__name__}.")
+    state = state.trackable()
+    if state.weights.are_of(encoder):
+        return state
+    mine = current_weights_of(encoder)
+    frame = state.frame
+    alike = len(frame) == len(encoder.slot_dims) and state.fields == encoder.fields(frame)
+    if not (alike and state.weights.match(mine)):
+        raise StateMismatchError(
+            f"this state does not belong to this {type(encoder).__name__}: its fields "
+            f"({', '.join(state.fields)}) or its weights differ. A state is valid for the weights "
+            "that created it; after a training step fold the set again, from "
+            "encoder.initial_state(). (BatchNorm and spectral_norm change their buffers with every "
+            "chunk in training mode: call model.eval().)"
+        )
+    return SetState(
+        state.fields,
+        state.statistics,
+        state.count,
+        frame=frame,
+        context=state.context,
+        weights=mine,
+    )
+
+
+def encode_small(encoder: StreamingSetEncoder, elements: Any) -> Tensor | None:
+    """The encoding by `encoder.encode_small`; None if anything is unusual."""
+    if not isinstance(elements, Tensor) or torch.compiler.is_compiling():
+        return None
+    shape = elements.shape
+    small = len(shape) == 3 and shape[0] == 1 and 0 < shape[1] <= FEW
+    if not small or shape[2] != encoder.dim_in:
+        return None
+    if torch.is_grad_enabled():
+        prepared, weight = None, encoder.first_weight
+    else:
+        _, _, prepared, weight = setup_of(encoder)
+    if weight is None or elements.dtype != weight.dtype or elements.device != weight.device:
+        return None
+    encoding = encoder.encode_small(elements[0], prepared)
+    if encoding is None:
+        return None
+    shown = encoding.detach() if encoding.requires_grad else encoding
+    return encoding if math.isfinite(shown.sum().item()) else None
+
+
+def keeps_graph() -> bool:
+    """Whether tensors may become part of a graph, so that each call must compute its own."""
+    return torch.is_grad_enabled() or torch.compiler.is_compiling()
