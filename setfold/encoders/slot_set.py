@@ -288,9 +288,9 @@ class SlotSetEncoder(StreamingSetEncoder):
         if self.num_slots == 1 or autocasts(elements.device):
             return None
         if prepared is not None:
-            sums = one_tile_sums(elements, None, self.attention, prepared.scores[0])
-            total = torch.mm(sums, cast("Tensor", prepared.values)).unsqueeze_(0)
-            return total.div_(len(elements)) if self.aggregate == "mean" else total
+            count = elements.shape[0] if self.aggregate == "mean" else 1
+            sums = one_tile_sums(elements, None, self.attention, prepared.scores[0], count)
+            return torch.mm(sums, cast("Tensor", prepared.values)).unsqueeze_(0)
         if elements.numel() * self.dim_out > SMALL_PRODUCT:
             return None
         # The algorithm as printed has fewer nodes than one that folds the query into the keys.

@@ -241,10 +241,20 @@ def _folded_forward(
     return sums
 
 
-def one_tile_sums(elements: Tensor, mask: Tensor | None, attention: str, matrix: Tensor) -> Tensor:
-    """`slot_sums` (K, d + 1) of one set (n, d) that fits in cache, in as few calls as possible."""
+def one_tile_sums(
+    elements: Tensor, mask: Tensor | None, attention: str, matrix: Tensor, divisor: int = 1
+) -> Tensor:
+    """`slot_sums` (K, d + 1) of one set (n, d) that fits in cache, in as few calls as possible.
+
+    Args:
+        elements: (n, d).
+        mask: (n,), True where present, or None.
+        attention: "sigmoid" or "softmax", both over slots.
+        matrix: (d + 1, K), of the scores.
+        divisor: of the sums.
+    """
     padded = torch.constant_pad_nd(elements, (0, 1), 1.0)
-    weights = weigh_few_(torch.mm(padded, matrix), attention)
+    weights = weigh_few_(torch.mm(padded, matrix), attention, divisor)
     if mask is not None:
         weights.mul_(mask.unsqueeze(-1))
     return transposed_product(weights, padded)
