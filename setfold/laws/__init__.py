@@ -1,1 +1,1 @@
-"""The laws of a fold, as checks that run on any model."""
+"""The laws of a fold, and checks that test any model against them."""

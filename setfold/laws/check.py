@@ -1,4 +1,4 @@
-"""The laws, as a check that runs on any model: ours, yours, streaming or not."""
+"""`check`: tests any model against the laws, streaming or not."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from setfold.laws.survey import Survey as Survey
 from setfold.laws.survey import compare
 
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-6}
-SIZES = ((1, 1), (1, 2), (1, 3), (2, 4), (1, 7), (3, 11), (2, 40))  # sets and elements, growing
+SIZES = ((1, 1), (1, 2), (1, 3), (2, 4), (1, 7), (3, 11), (2, 40))  # (B, n), smallest first
 
 
 def check(
@@ -32,21 +32,25 @@ def check(
     processes: bool = True,
     seed: int = 0,
 ) -> Report:
-    """Put every law of a fold that applies to the test, on any model.
+    """Test a model against every law of a fold that applies to it.
 
-    The model is checked as it is, in the mode it is in, on a copy. A model without the verbs of
-    a fold is checked for what can be asked of any set encoder, and whether its encodings of
-    chunks could be combined into that of the whole set.
+    A copy of the model is tested, in its current mode. For a model without `initial_state`,
+    `update` and `readout`, the laws of any set encoder are tested, and whether the encodings of
+    chunks combine to the encoding of the whole set.
 
     Args:
         model: a streaming encoder, or any module that maps (B, n, d) to (B, ...).
-        dim_in: the width d of its elements, where model.dim_in does not tell.
-        tolerances: by dtype, the largest relative error; float64 1e-12 and float32 1e-6.
-        processes: whether to merge with a state from another process, which takes seconds.
-        seed: of the random cases.
+        dim_in: the width d of the elements; not needed if the model has an attribute dim_in.
+        tolerances: by dtype, the largest relative error. The default is 1e-12 for float64 and 1e-6
+            for float32.
+        processes: whether to test the law that starts another process, which takes a few seconds.
+        seed: the seed of the random cases.
 
     Returns:
         A report that prints as a table; `report.passed` is the verdict.
+
+    Raises:
+        InputError: the model is not a module, or the width of its elements is unknown.
 
     >>> import setfold
     >>> encoder = setfold.SlotSetEncoder(dim_in=3, num_slots=4, dim_slot=8, dim_out=8).eval()
@@ -59,26 +63,31 @@ def check(
     own = getattr(model, "dim_in", None)
     width = own if dim_in is None else dim_in
     if width is None:
-        raise InputError("say how wide the elements are: setfold.check(model, dim_in=...).")
+        raise InputError(
+            f"{type(model).__name__} has no dim_in: pass the width of the elements, "
+            "setfold.check(model, dim_in=...)."
+        )
     if own not in (None, width):
-        raise InputError(f"the model takes elements of width {own}; dim_in says {dim_in}.")
+        raise InputError(
+            f"dim_in must be {own}, the dim_in of the model; got {dim_in}. Leave dim_in out."
+        )
     tolerances = TOLERANCES if tolerances is None else tolerances
-    no_fold = streams(model)
+    not_streaming = streams(model)
     findings = []
-    with _one_thread(), torch.random.fork_rng(devices=[]):  # what is drawn is drawn from the seed
-        for law in [*LAWS, CONSISTENCY] if no_fold else LAWS:
+    with _single_thread(), torch.random.fork_rng(devices=[]):
+        for law in [*LAWS, CONSISTENCY] if not_streaming else LAWS:
             torch.manual_seed(seed)
             obstacle = law.obstacle(model)
-            if no_fold and obstacle == no_fold:
-                continue  # said once, by the verdict
+            if not_streaming and obstacle == not_streaming:
+                continue  # the verdict says so
             if law.once and not processes:
-                obstacle = "left out on request"
+                obstacle = "skipped (processes=False)"
             if obstacle is not None:
                 findings.append(
                     Finding(law.name, law.statement, NOT_APPLICABLE, {}, reason=obstacle)
                 )
             else:
-                findings.append(_put_to_the_test(law, model, width, tolerances, seed))
+                findings.append(_test_law(law, model, width, tolerances, seed))
     return Report(type(model).__name__, tuple(findings), getattr(model, "passes", None))
 
 
@@ -88,15 +97,16 @@ def check_all(
     seed: int = 0,
     progress: Callable[[int, int, str], None] = lambda done, total, name: None,
 ) -> Survey:
-    """Put a small instance of every encoder to the test: who folds, in how many passes, who cannot.
+    """Check a small instance of every encoder: which fold, in how many passes, and which cannot.
 
     Args:
-        processes: whether to merge states from other processes, which takes seconds for each.
-        seed: of the random cases.
-        progress: called with how many encoders are done, of how many, and which is next.
+        processes: whether to test the law that starts another process, a few seconds per encoder.
+        seed: the seed of the random cases.
+        progress: a callback, called with the number of encoders done, the total number, and the
+            name of the next one.
 
     Returns:
-        A survey that prints as a table; `survey.passed` tells whether all are what they claim.
+        A survey that prints as a table; `survey.passed` is True if all behave as expected.
 
     >>> survey = check_all(processes=False)
     >>> survey["SlotSetEncoder, mean"].verdict, survey["SetTransformer, ISAB"].verdict
@@ -107,24 +117,24 @@ def check_all(
     return compare(check, progress, processes=processes, seed=seed)
 
 
-def _put_to_the_test(
+def _test_law(
     law: Law, model: nn.Module, dim_in: int, tolerances: dict[torch.dtype, float], seed: int
 ) -> Finding:
-    """Try the cases, smallest first, until one breaks the law."""
+    """Test a law on all cases, smallest first, until one breaks it."""
     errors: dict[str, float] = {}
     for dtype, tolerance in tolerances.items():
         name = str(dtype).removeprefix("torch.")
         device = _device_of(model)
         if device.type == "mps" and dtype == torch.float64:
-            continue  # which it does not have
+            continue  # MPS has no float64
         subject = copy.deepcopy(model).to(dtype)
         for case in cases(dim_in, dtype, seed, once=law.once, device=device):
             try:
                 with torch.no_grad():
                     error = law.error(subject, case)
-            except DescriptionError as obstacle:  # only the law of two processes needs a file
+            except DescriptionError as obstacle:  # the law "two processes" saves the model
                 return Finding(law.name, law.statement, NOT_APPLICABLE, {}, reason=str(obstacle))
-            except Exception as raised:  # whatever a model raises breaks the law
+            except Exception as raised:  # any exception breaks the law
                 known = diagnose(subject, case.elements, law.name)
                 reason = known or f"{type(raised).__name__}: {raised}"
                 return Finding(law.name, law.statement, FAILS, errors, case.describe(), reason)
@@ -136,8 +146,8 @@ def _put_to_the_test(
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
-    """The cases are small: threads would only wait for each other."""
+def _single_thread() -> Iterator[None]:
+    """Use one thread in the block: the cases are too small for more."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -159,7 +169,7 @@ def cases(
     once: bool = False,
     device: torch.device | None = None,
 ) -> Iterator[Case]:
-    """Random cases, from a single element to some dozens."""
+    """Random cases, from one element to several dozen."""
     draw = torch.Generator().manual_seed(seed)
     for batch, length in SIZES[-2:-1] if once else SIZES:
         elements = torch.randn(batch, length, dim_in, generator=draw, dtype=torch.float64)
@@ -175,7 +185,7 @@ def cases(
 
 
 def _random_lengths(length: int, draw: torch.Generator) -> tuple[int, ...]:
-    """Cut a length at random places, some of them the same: empty chunks must do no harm."""
+    """Split a length at random places. Places may be equal, which gives empty chunks."""
     number = min(length, 4)
     cuts: Tensor = torch.randint(length + 1, (number,), generator=draw).sort().values
     edges = [0, *cuts.tolist(), length]

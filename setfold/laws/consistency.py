@@ -1,4 +1,4 @@
-"""The paper's Property 1, for models that know nothing of states."""
+"""Mini-batch consistency (Property 1 of the paper), for models without states."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from setfold.laws.report import CONSISTENCY_LAW
 
 
 def _combinations(model: Model, case: Case) -> Iterator[Pair]:
-    """g(f(X_1), ..., f(X_p)) against f(X), with the g that comes closest."""
+    """g(f(X_1), ..., f(X_p)) and f(X), for the closest g of mean, sum, max and min."""
     chunks = [chunk for chunk in case.chunks if chunk.shape[1]]
     expected = model(case.elements)
     found = torch.stack([model(chunk) for chunk in chunks])  # (p, B, ...)
@@ -23,7 +23,7 @@ def _combinations(model: Model, case: Case) -> Iterator[Pair]:
 
 CONSISTENCY = Law(
     CONSISTENCY_LAW,
-    "The mean, sum, max or min of the chunks' encodings is that of the whole set.",
+    "The mean, sum, max or min of the chunks' encodings is the encoding of the whole set.",
     _combinations,
     obstacle=lambda model: None,
 )

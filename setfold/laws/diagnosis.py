@@ -1,4 +1,4 @@
-"""Why a model breaks a law, where that can be told."""
+"""Likely reasons why a model breaks a law."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from setfold.core.whole import WholeSetEncoder
 from setfold.encoders.slot_set import SlotSetEncoder
 from setfold.laws.report import CONSISTENCY_LAW
 
-LOOKING = "features that look at other elements of the chunk, not at each one alone"
+MIXING = "the features of an element depend on other elements of the chunk"
 SELF_ATTENTION = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
 
 
@@ -21,30 +21,30 @@ def diagnose(model: Any, elements: Tensor, law: str) -> str | None:
     """The likeliest reason why a model breaks a law, or None.
 
     Args:
-        model: what failed.
-        elements: (B, n, d) with which it failed.
+        model: the model that breaks it.
+        elements: (B, n, d), for which it breaks it.
         law: the name of the law.
     """
     modules = list(model.modules()) if isinstance(model, nn.Module) else []
     if any(isinstance(m, _BatchNorm) and m.training for m in modules):
-        return "BatchNorm in training mode normalises by the chunk it sees: call model.eval()"
+        return "BatchNorm in training mode uses the statistics of each chunk: call model.eval()"
     if any(isinstance(m, _DropoutNd) and m.training and m.p > 0 for m in modules):
-        return "dropout in training mode draws anew at every call: call model.eval()"
+        return "dropout in training mode is random in every call: call model.eval()"
     if isinstance(model, WholeSetEncoder):
         if any(isinstance(m, SlotSetEncoder) and m.training for m in modules):
-            return "random slots are drawn anew at every call in training mode: call model.eval()"
+            return "in training mode every call draws new random slots: call model.eval()"
         if law == CONSISTENCY_LAW:
             return model.obstacle
-        return LOOKING if _a_pass_mixes(model, elements) else None
+        return MIXING if _passes_mix(model, elements) else None
     if any(isinstance(m, SELF_ATTENTION) for m in modules):
-        return "self-attention over elements: each one's features depend on all that are there"
+        return "self-attention: the features of an element depend on all other elements"
     if _features_mix(model, elements):
-        return LOOKING
+        return MIXING
     return None
 
 
-def _a_pass_mixes(model: Any, elements: Tensor) -> bool:
-    """Whether features or looks of an encoder of several passes change when others leave."""
+def _passes_mix(model: Any, elements: Tensor) -> bool:
+    """Whether, in any pass, the features of an element depend on other elements."""
     found: tuple[Tensor, ...] = ()
     try:
         with torch.no_grad():
@@ -53,13 +53,13 @@ def _a_pass_mixes(model: Any, elements: Tensor) -> bool:
                 if _features_mix(stage, elements, empty.context):
                     return True
                 found = (*found, stage.readout(stage.update(empty, elements)))
-    except Exception:  # what it raises is told elsewhere
+    except Exception:  # the report contains it
         return False
     return False
 
 
 def _features_mix(model: Any, elements: Tensor, context: tuple[Tensor, ...] = ()) -> bool:
-    """Whether an element's features change when others leave."""
+    """Whether the features of an element change if other elements are removed."""
     if not hasattr(model, "featurize") or elements.shape[1] < 2:
         return False
     half = elements.shape[1] // 2
@@ -68,5 +68,5 @@ def _features_mix(model: Any, elements: Tensor, context: tuple[Tensor, ...] = ()
             together = model.featurize(elements, None, context)[:, :half]
             alone = model.featurize(elements[:, :half], None, context)
         return not torch.allclose(together, alone, rtol=1e-4, atol=1e-6)
-    except Exception:  # features that cannot be called like this tell nothing
+    except Exception:  # features with another signature
         return False

@@ -1,4 +1,4 @@
-"""A fold in another process, for the law that states made there merge here."""
+"""A fold in another process, for the law that states from different processes merge."""
 
 from __future__ import annotations
 
@@ -21,11 +21,22 @@ TIMEOUT = 300  # seconds
 
 
 def fold_in_another_process(model: Any, elements: Tensor, frame: tuple[Tensor, ...]) -> SetState:
-    """Save the model, let a new interpreter load it and fold the elements, and load the state."""
+    """Fold elements in a new Python process.
+
+    Args:
+        model: a streaming encoder that can be saved.
+        elements: (B, n, d).
+        frame: the slots to begin with.
+
+    Raises:
+        DescriptionError: the other process cannot load the model.
+        SetfoldError: the other process failed.
+    """
     allow = sorted(foreign_names(describe(model)))
     if any(name.startswith("__main__.") for name in allow):
         raise DescriptionError(
-            f"{', '.join(allow)} lives in the script that runs, which no other process can import."
+            f"{', '.join(allow)} is defined in __main__, which another process cannot import. "
+            "Move it to a module."
         )
     with tempfile.TemporaryDirectory() as folder:
         save(model, Path(folder, MODEL))
@@ -36,12 +47,12 @@ def fold_in_another_process(model: Any, elements: Tensor, frame: tuple[Tensor, .
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            raise SetfoldError(f"the other process failed: {last}")
+            raise SetfoldError(f"the process that folds elements failed: {last}")
         return SetState.load(Path(folder, STATE))
 
 
 def _fold_here(folder: Path) -> None:
-    """What the other process does."""
+    """Fold in the other process: read the files in the folder, write the state."""
     torch.set_num_threads(1)
     _, tensors, description = files.read(folder / ELEMENTS, "chunk")
     model: Any = load(folder / MODEL, allow=description["allow"]).train(description["training"])

@@ -1,4 +1,4 @@
-"""One small instance of every encoder, for the table that compares them all."""
+"""One small instance of every encoder, for the table that compares them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from setfold.core.composition import Composition
 from setfold.core.encoder import SetEncoder
 from setfold.core.passes import LayeredSetEncoder
 from setfold.encoders.attention_pool import AttentionPool, GatedAttentionPool
+from setfold.encoders.concat import Concat
 from setfold.encoders.deep_sets import DeepSets, Pool
 from setfold.encoders.equivariant import EquivariantDeepSets
 from setfold.encoders.fspool import FSPool
@@ -35,9 +36,9 @@ class Exhibit:
     """A row of the table.
 
     Attributes:
-        name: what the row is called.
-        make: builds the encoder, for elements of width DIM_IN.
-        wrong: whether it is shown for being wrong.
+        name: the name of the row.
+        make: returns the encoder, for elements of width DIM_IN.
+        wrong: whether the encoder is wrong on purpose.
     """
 
     name: str
@@ -55,6 +56,16 @@ def _hierarchy() -> HierarchicalSlotSetEncoder:
 
 def _universal() -> Composition:
     return Composition(_slots(), head=SetTransformer(DIM, DIM, num_inducing=SLOTS))
+
+
+def _concat() -> Concat:
+    return Concat(
+        {
+            "max": Pool(DIM_IN, "max"),
+            "slots": _slots("weighted_mean"),
+            "softmax": AttentionPool(DIM_IN, 2, DIM),
+        }
+    )
 
 
 def _features() -> nn.Module:
@@ -82,6 +93,7 @@ EXHIBITS = (
     Exhibit("GatedAttentionPool", lambda: GatedAttentionPool(DIM_IN, DIM)),
     Exhibit("SeedAttention", lambda: SeedAttention(DIM_IN, SLOTS, num_heads=2)),
     Exhibit("PMA", lambda: PMA(DIM_IN, SLOTS)),
+    Exhibit("Concat, max + slots + softmax", _concat),
     Exhibit("EquivariantDeepSets, max", lambda: EquivariantDeepSets(DIM_IN, [DIM, DIM])),
     Exhibit("EquivariantDeepSets, mean", lambda: EquivariantDeepSets(DIM_IN, [DIM, DIM], "mean")),
     Exhibit("SetTransformer, ISAB", lambda: SetTransformer(DIM_IN, DIM, num_inducing=SLOTS)),

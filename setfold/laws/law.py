@@ -1,4 +1,4 @@
-"""What a law is, what it is held to, and when it applies."""
+"""What a law is, the cases it is tested on, and when it applies."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Model = Any  # anything with the verbs of a StreamingSetEncoder, or just a forward
-Pair = tuple[Tensor, Tensor]  # what came, what was expected
+Model = Any  # anything with the methods of a StreamingSetEncoder, or only a forward
+Pair = tuple[Tensor, Tensor]  # found, expected
 
 
 @dataclass(frozen=True)
 class Case:
-    """One situation to hold a law to.
+    """Random inputs on which a law is tested.
 
     Attributes:
         elements: (B, n, d).
-        lengths: how the elements are cut into chunks; zeros are empty chunks.
-        chunk_order: in which order the chunks come.
+        lengths: the lengths of the chunks, which sum to n; 0 is an empty chunk.
+        chunk_order: the order of the chunks.
         permutation: (n,), an order of the elements.
-        mask: (B, n), True where present.
-        seed: for what a law draws itself.
+        mask: (B, n), True where an element is present.
+        seed: for random numbers that the law draws itself.
     """
 
     elements: Tensor
@@ -37,7 +37,7 @@ class Case:
 
     @cached_property
     def chunks(self) -> list[Tensor]:
-        """The elements in chunks, in the order in which they come."""
+        """The chunks of the elements, in `chunk_order`."""
         pieces = self.elements.split(list(self.lengths), 1)
         return [pieces[i] for i in self.chunk_order]
 
@@ -46,7 +46,7 @@ class Case:
         return self.elements.shape[0]
 
     def describe(self) -> str:
-        """The case in words."""
+        """The case in one line, for reports."""
         batch, length, width = self.elements.shape
         sets = "1 set" if batch == 1 else f"{batch} sets"
         chunks = f"in chunks of {list(self.lengths)}"
@@ -55,15 +55,15 @@ class Case:
 
 @dataclass(frozen=True)
 class Law:
-    """A law: its name, what it says, and how to put it to the test.
+    """A law that a model can satisfy or break.
 
     Attributes:
-        name: a word or three.
+        name: a short name.
         statement: one sentence.
-        pairs: what must agree, in one case.
-        obstacle: why the law does not apply to a model, or None.
-        once: whether it costs so much that one case must do.
-        slack: a factor on the tolerance, where rounding is passed on through a whole network.
+        pairs: yields pairs of tensors (found, expected) that must agree, for one case.
+        obstacle: returns why the law does not apply to a model, or None if it applies.
+        once: whether to test only one case, because the law is slow to test.
+        slack: a factor of the tolerance, for laws whose rounding errors grow in a whole network.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Law:
     slack: float = 1.0
 
     def error(self, model: Model, case: Case) -> float:
-        """The largest difference, relative to the largest number expected."""
+        """The largest error of any pair; see `difference`."""
         return max((difference(*pair) for pair in self.pairs(model, case)), default=0.0)
 
 
@@ -82,7 +82,7 @@ LAWS: list[Law] = []
 
 
 def difference(found: Tensor, expected: Tensor) -> float:
-    """The largest difference, relative to the largest number expected; infinite for other shapes."""
+    """The largest absolute difference over the largest expected value; inf if shapes differ."""
     if found.shape != expected.shape:
         return float("inf")
     if found.numel() == 0 or torch.equal(found, expected):
@@ -97,25 +97,25 @@ def difference(found: Tensor, expected: Tensor) -> float:
 
 
 def streams(model: Model) -> str | None:
-    """Why a model is no fold, or None."""
+    """Why a model is not a streaming encoder, or None if it is one."""
     missing = [verb for verb in ("initial_state", "update", "readout") if not hasattr(model, verb)]
-    return f"has no {', '.join(missing)}: all elements must be there at once" if missing else None
+    return f"has no {', '.join(missing)}: it needs all elements at once" if missing else None
 
 
 def folds(model: Model) -> str | None:
-    """Why the chunks of a set cannot be folded, in however many passes, or None."""
+    """Why a model cannot be folded in any number of passes, or None if it can."""
     return None if (getattr(model, "passes", None) or 1) > 1 else streams(model)
 
 
 def takes(argument: str) -> Callable[[Model], str | None]:
-    """An obstacle: `update`, or the forward of a model that is no fold, must take an argument."""
+    """An obstacle for models without this argument of `update`, or of `forward` if no fold."""
 
     def obstacle(model: Model) -> str | None:
-        no_fold = streams(model)
-        verb = model.forward if no_fold else model.update
-        if argument in inspect.signature(verb).parameters:
+        not_streaming = streams(model)
+        method = model.forward if not_streaming else model.update
+        if argument in inspect.signature(method).parameters:
             return None
-        return no_fold or f"update takes no {argument}"
+        return not_streaming or f"update has no argument {argument}"
 
     return obstacle
 
@@ -127,10 +127,10 @@ def law(
     once: bool = False,
     slack: float = 1.0,
 ) -> Callable[[Callable[[Model, Case], Iterator[Pair]]], Law]:
-    """Make a law of a generator of pairs, and list it."""
+    """Decorate a generator of pairs: makes it a `Law` and adds it to LAWS."""
 
-    def make(pairs: Callable[[Model, Case], Iterator[Pair]]) -> Law:
-        LAWS.append(made := Law(name, statement, pairs, obstacle, once, slack))
-        return made
+    def decorate(pairs: Callable[[Model, Case], Iterator[Pair]]) -> Law:
+        LAWS.append(new := Law(name, statement, pairs, obstacle, once, slack))
+        return new
 
-    return make
+    return decorate

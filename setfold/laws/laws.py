@@ -1,7 +1,7 @@
-"""The laws of a fold, each a few lines that can be broken.
+"""The laws of a fold.
 
-A law takes a model and a case, a random situation, and yields pairs of tensors that must agree.
-All states of one law begin from one empty state, so that slots drawn at random are the same.
+A law takes a model and a case (random inputs), and yields pairs of tensors that must agree. All
+states of a law begin from the same empty state, so that they have the same random slots.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from setfold.folding.api import fold
 from setfold.folding.replay import replayable_fold
 from setfold.folding.source import Source
 from setfold.laws.elsewhere import fold_in_another_process
-from setfold.laws.law import LAWS as LAWS  # all of them, once this module has run
+from setfold.laws.law import LAWS as LAWS  # complete after this module is imported
 from setfold.laws.law import Case, Model, Pair, folds, law, streams, takes
 
 
-def _begun_like(model: Model, state: Any) -> Any:
-    """An empty state of one set with the slots of another state."""
+def _empty_like(model: Model, state: Any) -> Any:
+    """The empty state of one set, with the slots of another state."""
     frame = getattr(state, "frame", ())
     return model.initial_state(1, slots=frame) if frame else model.initial_state(1)
 
 
-def folded(model: Model, empty: SetState, chunks: Sequence[Tensor]) -> SetState:
-    """Absorb chunks one after the other."""
+def fold_chunks(model: Model, empty: SetState, chunks: Sequence[Tensor]) -> SetState:
+    """The state after all chunks, one by one."""
     return reduce(model.update, chunks, empty)
 
 
-def whole(model: Model, empty: SetState, case: Case) -> Tensor:
-    """The encoding of the whole set in one go: what every fold must give."""
+def encode_whole(model: Model, empty: SetState, case: Case) -> Tensor:
+    """The encoding of the whole sets in one update, which every fold must equal."""
     return model.readout(model.update(empty, case.elements))
 
 
@@ -56,7 +56,7 @@ def associativity(model: Model, case: Case) -> Iterator[Pair]:
     thirds = case.elements.tensor_split(3, 1)
     a, b, c = (model.update(empty, third) for third in thirds)
     yield model.readout(a.merge(b).merge(c)), model.readout(a.merge(b.merge(c)))
-    yield model.readout(a.merge(b).merge(c)), whole(model, empty, case)
+    yield model.readout(a.merge(b).merge(c)), encode_whole(model, empty, case)
 
 
 @law("commutativity", "a + b = b + a.")
@@ -66,27 +66,29 @@ def commutativity(model: Model, case: Case) -> Iterator[Pair]:
     yield model.readout(a.merge(b)), model.readout(b.merge(a))
 
 
-@law("any partition", "Chunks of any sizes in any order give what the whole set gives.", folds)
+@law(
+    "any partition", "Chunks of any size, in any order, give the encoding of the whole set.", folds
+)
 def partition(model: Model, case: Case) -> Iterator[Pair]:
     if streams(model):
         yield fold(model, case.chunks), model(case.elements)
         return
     empty = model.initial_state(case.batch_size)
-    expected = whole(model, empty, case)
-    yield model.readout(folded(model, empty, case.chunks)), expected
+    expected = encode_whole(model, empty, case)
+    yield model.readout(fold_chunks(model, empty, case.chunks)), expected
     states = [model.update(empty, chunk) for chunk in case.chunks]
     yield model.readout(reduce(lambda a, b: a.merge(b), states)), expected
 
 
-@law("forward", "Calling the encoder is beginning, absorbing and reading out.")
+@law("forward", "Calling the encoder equals initial_state, update and readout.")
 def forward(model: Model, case: Case) -> Iterator[Pair]:
     def seeded(function: Callable[[], Tensor]) -> Tensor:
-        with torch.random.fork_rng(devices=[]):  # slots that are drawn must be drawn alike
+        with torch.random.fork_rng(devices=[]):  # random slots must be equal
             torch.manual_seed(case.seed)
             return function()
 
-    verbs = seeded(lambda: whole(model, model.initial_state(case.batch_size), case))
-    yield seeded(lambda: model(case.elements)), verbs
+    expected = seeded(lambda: encode_whole(model, model.initial_state(case.batch_size), case))
+    yield seeded(lambda: model(case.elements)), expected
 
 
 @law("permutation", "The order of the elements does not matter.", obstacle=lambda model: None)
@@ -96,39 +98,41 @@ def permutation(model: Model, case: Case) -> Iterator[Pair]:
         yield model(shuffled), model(case.elements)
         return
     empty = model.initial_state(case.batch_size)
-    yield model.readout(model.update(empty, shuffled)), whole(model, empty, case)
+    yield model.readout(model.update(empty, shuffled)), encode_whole(model, empty, case)
 
 
-def _slots_apart(model: Model) -> str | None:
+def _separates_slots(model: Model) -> str | None:
     if streams(model):
         return streams(model)
-    return None if getattr(model, "slot_axis", None) is not None else "keeps no slots apart"
+    return (
+        None if getattr(model, "slot_axis", None) is not None else "its encoding has no slot axis"
+    )
 
 
-@law("slot equivariance", "Permuting the slots permutes the encoding.", obstacle=_slots_apart)
+@law("slot equivariance", "Permuting the slots permutes the encoding.", obstacle=_separates_slots)
 def slot_equivariance(model: Model, case: Case) -> Iterator[Pair]:
     frame = model.initial_state(case.batch_size).frame
-    expected = whole(model, model.initial_state(case.batch_size, slots=frame), case)
+    expected = encode_whole(model, model.initial_state(case.batch_size, slots=frame), case)
     draw = torch.Generator().manual_seed(case.seed)
     for level, slots in enumerate(frame):
         order = torch.randperm(slots.shape[1], generator=draw).to(slots.device)
         moved = [s[:, order] if i == level else s for i, s in enumerate(frame)]
-        found = whole(model, model.initial_state(case.batch_size, slots=moved), case)
-        last = level == len(frame) - 1  # the slots of a lower level are a set to the next one
+        found = encode_whole(model, model.initial_state(case.batch_size, slots=moved), case)
+        last = level == len(frame) - 1  # the slots of a lower level are a set for the next level
         yield found, expected.index_select(model.slot_axis, order) if last else expected
 
 
-@law("mask", "A masked element is an absent one, whatever it holds.", obstacle=takes("mask"))
+@law("mask", "A masked element has no effect, for any value.", obstacle=takes("mask"))
 def mask_is_absence(model: Model, case: Case) -> Iterator[Pair]:
-    # a model that is none of ours promises less: finite padding must do
-    ours = isinstance(model, SetEncoder) or not streams(model)
-    padding = torch.nan if ours else 7.0
+    # models of other libraries need finite padding
+    accepts_nan = isinstance(model, SetEncoder) or not streams(model)
+    padding = torch.nan if accepts_nan else 7.0
     padded = case.elements.masked_fill(~case.mask.unsqueeze(-1), padding)
     for number in range(case.batch_size):
         one = slice(number, number + 1)
         present = case.elements[one][:, case.mask[number]]
         if streams(model):
-            if present.shape[1]:  # not every such model knows what to make of an empty set
+            if present.shape[1]:  # models without states need not support empty sets
                 yield model(padded[one], mask=case.mask[one]), model(present)
             continue
         empty = model.initial_state(1)
@@ -137,7 +141,7 @@ def mask_is_absence(model: Model, case: Case) -> Iterator[Pair]:
         yield model.readout(found), expected
 
 
-@law("ragged", "A ragged batch is what its sets are one by one.", obstacle=takes("index"))
+@law("ragged", "A ragged batch equals its sets one by one.", obstacle=takes("index"))
 def ragged_is_dense(model: Model, case: Case) -> Iterator[Pair]:
     draw = torch.Generator().manual_seed(case.seed)
     sets = torch.arange(case.batch_size, device=case.elements.device)
@@ -151,7 +155,7 @@ def ragged_is_dense(model: Model, case: Case) -> Iterator[Pair]:
     else:
         empty = model.initial_state(case.batch_size)
         found = model.readout(model.update(empty, rows[order], index=index[order]))
-        expected = [model.readout(model.update(_begun_like(model, empty), one)) for one in alone]
+        expected = [model.readout(model.update(_empty_like(model, empty), one)) for one in alone]
     for number, one in enumerate(expected):
         yield found[number : number + 1], one
 
@@ -160,13 +164,13 @@ def _removes(model: Model) -> str | None:
     if streams(model):
         return streams(model)
     if not hasattr(model, "remove"):
-        return "has no remove"
+        return "has no method remove"
     fields = getattr(model.initial_state(1), "fields", {})
     kept = sorted({repr(f.statistic) for f in fields.values() if not f.statistic.removable})
     return f"it keeps statistics that cannot remove elements: {', '.join(kept)}" if kept else None
 
 
-@law("removal", "Removing what was added undoes it.", obstacle=_removes)
+@law("removal", "Removing elements that were added restores the state.", obstacle=_removes)
 def remove_undoes_update(model: Model, case: Case) -> Iterator[Pair]:
     empty = model.initial_state(case.batch_size)
     half, rest = case.elements.tensor_split(2, 1)
@@ -176,7 +180,7 @@ def remove_undoes_update(model: Model, case: Case) -> Iterator[Pair]:
     yield model.readout(model.remove(back, half)), model.readout(empty)
 
 
-@law("inputs unchanged", "Neither update nor merge changes what it is given.")
+@law("inputs unchanged", "update and merge do not modify their arguments.")
 def inputs_unchanged(model: Model, case: Case) -> Iterator[Pair]:
     empty = model.initial_state(case.batch_size)
     elements = case.elements.clone()
@@ -186,11 +190,11 @@ def inputs_unchanged(model: Model, case: Case) -> Iterator[Pair]:
     state.merge(other)
     yield model.readout(state), expected
     yield elements, case.elements
-    elements.zero_()  # a state must not live off the caller's memory either
+    elements.zero_()  # a state must not share memory with the elements
     yield model.readout(state), expected
 
 
-@law("readout repeatable", "Reading out changes nothing, and gives the same again.")
+@law("readout repeatable", "readout does not modify the state, and is repeatable.")
 def readout_repeatable(model: Model, case: Case) -> Iterator[Pair]:
     state = model.update(model.initial_state(case.batch_size), case.elements)
     first = model.readout(state).clone()
@@ -199,43 +203,43 @@ def readout_repeatable(model: Model, case: Case) -> Iterator[Pair]:
     yield model.readout(again), first
 
 
-@law("update after merge", "A merged state absorbs on.")
+@law("update after merge", "A merged state accepts more chunks.")
 def update_after_merge(model: Model, case: Case) -> Iterator[Pair]:
     empty = model.initial_state(case.batch_size)
     first, second, third = case.elements.tensor_split(3, 1)
     merged = model.update(empty, first).merge(model.update(empty, second))
-    yield model.readout(model.update(merged, third)), whole(model, empty, case)
+    yield model.readout(model.update(merged, third)), encode_whole(model, empty, case)
 
 
 def _saves(model: Model) -> str | None:
     if streams(model):
         return streams(model)
-    return None if hasattr(model.initial_state(1), "save") else "its states have no save"
+    return None if hasattr(model.initial_state(1), "save") else "its states have no method save"
 
 
-@law("save and load", "A state that was written and read is as before.", obstacle=_saves)
+@law("save and load", "A state is the same after saving and loading.", obstacle=_saves)
 def save_and_load(model: Model, case: Case) -> Iterator[Pair]:
     empty = model.initial_state(case.batch_size)
     a, b = (model.update(empty, half) for half in case.elements.tensor_split(2, 1))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "state.safetensors"
         a.save(path)
-        again = type(a).load(path)
-    yield model.readout(again), model.readout(a)
-    yield model.readout(again.merge(b)), model.readout(a.merge(b))
+        loaded = type(a).load(path)
+    yield model.readout(loaded), model.readout(a)
+    yield model.readout(loaded.merge(b)), model.readout(a.merge(b))
 
 
-@law("two processes", "States made in different processes merge.", obstacle=_saves, once=True)
+@law("two processes", "States from different processes merge.", obstacle=_saves, once=True)
 def two_processes(model: Model, case: Case) -> Iterator[Pair]:
     empty = model.initial_state(case.batch_size)
     here, there = case.elements.tensor_split(2, 1)
     state = fold_in_another_process(model, there, getattr(empty, "frame", ()))
-    yield model.readout(model.update(empty, here).merge(state)), whole(model, empty, case)
+    yield model.readout(model.update(empty, here).merge(state)), encode_whole(model, empty, case)
 
 
 @law(
     "weights change later",
-    "A change of the weights does not change a state that was computed before.",
+    "Changing the weights does not change states computed before.",
 )
 def weights_change_later(model: Model, case: Case) -> Iterator[Pair]:
     empty = model.initial_state(case.batch_size)
@@ -260,7 +264,7 @@ def weights_change_later(model: Model, case: Case) -> Iterator[Pair]:
             yield model.readout(type(state).load(path)), expected
 
 
-@law("NaN and infinity", "An element that is not finite raises an error and changes nothing.")
+@law("NaN and infinity", "NaN or infinity raises an error, and the state is unchanged.")
 def not_finite(model: Model, case: Case) -> Iterator[Pair]:
     state = model.update(model.initial_state(case.batch_size), case.elements)
     expected = model.readout(state).clone()
@@ -272,7 +276,7 @@ def not_finite(model: Model, case: Case) -> Iterator[Pair]:
             raised = case.elements.new_zeros(())
             try:
                 model.update(state, elements)
-            except ValueError:  # setfold's NonFiniteError is one
+            except ValueError:  # NonFiniteError is a ValueError
                 raised += 1
             yield raised, torch.ones_like(raised)
     yield model.readout(state), expected
@@ -285,10 +289,10 @@ def equal_gradients(model: Model, case: Case) -> Iterator[Pair]:
         if streams(model):
             return model(elements) if way == "whole" else fold(model, pieces)
         empty = model.initial_state(case.batch_size, **same_slots)
-        if way == "replayed":  # as `fold` does, with slots that do not change between the ways
+        if way == "replayed":  # like `fold`, but with the same slots for every way
             source = Source(pieces, like=None, again=True, draws=False)
             return model.readout(replayable_fold(lambda sets: (model, empty), source)[1])
-        return model.readout(folded(model, empty, pieces))
+        return model.readout(fold_chunks(model, empty, pieces))
 
     def gradients(way: str) -> list[Tensor]:
         elements = case.elements.clone().requires_grad_()
@@ -298,7 +302,7 @@ def equal_gradients(model: Model, case: Case) -> Iterator[Pair]:
             weight = torch.randn(encoding.shape, generator=draw).to(encoding)
             loss = (weight * encoding).sum() / max(1, case.elements.shape[1])
         wanted = [elements, *(p for p in model.parameters() if p.requires_grad)]
-        if not loss.requires_grad:  # nothing was seen, so nothing depends on anything
+        if not loss.requires_grad:  # there are no elements
             return [torch.zeros_like(w) for w in wanted]
         found = torch.autograd.grad(loss, wanted, allow_unused=True)
         return [torch.zeros_like(w) if f is None else f for w, f in zip(wanted, found, strict=True)]
@@ -316,14 +320,14 @@ def equal_gradients(model: Model, case: Case) -> Iterator[Pair]:
             yield torch.cat([f.flatten(), unit]), torch.cat([e.flatten(), unit])
 
 
-def _has_encodings_of_nothing(model: Model) -> str | None:
+def _encodes_empty_sets(model: Model) -> str | None:
     return None if isinstance(model, SetEncoder) else streams(model)
 
 
 @law(
     "empty set",
-    "An empty set has an encoding: finite, and zero before any head.",
-    obstacle=_has_encodings_of_nothing,
+    "The encoding of an empty set is finite, and zero before any head.",
+    obstacle=_encodes_empty_sets,
 )
 def empty_set(model: Model, case: Case) -> Iterator[Pair]:
     nothing = case.elements[:, :0]

@@ -1,4 +1,4 @@
-"""What a check found, as an object that prints as a table."""
+"""The result of a check, which prints as a table."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ STYLES = {HOLDS: "green", FAILS: "bold red", NOT_APPLICABLE: "dim"}
 
 @dataclass(frozen=True)
 class Finding:
-    """What became of one law.
+    """The result for one law.
 
     Attributes:
-        law: its name.
-        statement: what it says.
+        law: the name of the law.
+        statement: the law in one sentence.
         verdict: "holds", "fails" or "does not apply".
-        errors: the largest relative error found, by dtype.
-        example: the smallest case in which it fails.
-        reason: why it fails or does not apply, where that can be told.
+        errors: the largest relative error, by dtype.
+        example: the smallest case for which the law fails.
+        reason: why the law fails or does not apply; empty if unknown.
     """
 
     law: str
@@ -38,12 +38,12 @@ class Finding:
 
 @dataclass(frozen=True)
 class Report:
-    """All findings about one model.
+    """The results for one model.
 
     Attributes:
-        model: its name.
+        model: the class name of the model.
         findings: one for each law.
-        passes: how often the chunks of a set must be read, by the model's own account.
+        passes: the attribute `passes` of the model: how often the chunks of a set must be read.
     """
 
     model: str
@@ -52,33 +52,37 @@ class Report:
 
     @property
     def broken(self) -> tuple[str, ...]:
-        """The laws that fail. Of an encoder of several passes nobody expects that one pass will do."""
+        """The names of the laws that fail.
+
+        An encoder of several passes does not have to be mini-batch consistent in one.
+        """
         excused = CONSISTENCY_LAW if (self.passes or 1) > 1 else None
         return tuple(f.law for f in self.findings if f.verdict == FAILS and f.law != excused)
 
     @property
     def passed(self) -> bool:
-        """Whether no law that applies fails."""
+        """Whether every law that applies holds."""
         return not self.broken
 
     @property
     def folds(self) -> bool:
-        """Whether the model is a fold, and every law that applies holds."""
+        """Whether the model folds and every law that applies holds."""
         partition = next((f for f in self.findings if f.law == "any partition"), None)
         return self.passed and partition is not None and partition.verdict == HOLDS
 
     @property
     def verdict(self) -> str:
-        """One sentence."""
+        """The result in one sentence."""
         if self.folds:
             how = "folds" if (self.passes or 1) == 1 else f"folds in {self.passes} passes"
             return f"{self.model} {how}: every law that applies holds."
         if self.broken:
-            return f"{self.model} breaks {len(self.broken)} of the laws: {', '.join(self.broken)}."
-        return f"{self.model} has no states, but the encodings of chunks can be combined."
+            laws = "law" if len(self.broken) == 1 else "laws"
+            return f"{self.model} breaks {len(self.broken)} {laws}: {', '.join(self.broken)}."
+        return f"{self.model} has no states, but the encodings of its chunks combine."
 
     def as_dict(self) -> dict[str, Any]:
-        """The report in plain words and numbers, ready for JSON."""
+        """The report as a dict that json.dumps accepts."""
         findings = [asdict(finding) for finding in self.findings]
         for finding in findings:  # JSON has no infinity
             errors = finding["errors"].items()

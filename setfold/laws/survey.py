@@ -1,4 +1,4 @@
-"""Every encoder side by side: who folds, in how many passes, and who cannot."""
+"""All encoders compared: which fold, in how many passes, and which cannot."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from setfold.laws.laws import LAWS
 from setfold.laws.report import CONSISTENCY_LAW, FAILS, HOLDS, NOT_APPLICABLE, Report
 from setfold.laws.wrong_way import ChunkAverage, PublishedSlotSetEncoder
 
-ELEMENTS = 64  # of the sets that are cut into chunks and averaged
+ELEMENTS = 64  # in a set that is encoded in chunks and averaged
 SETS = 8
 MARKS = {HOLDS: "✓", FAILS: "✗", NOT_APPLICABLE: "·"}
 LAW_NAMES = (*(law.name for law in LAWS), CONSISTENCY_LAW)
-WIDTH = 150  # of the table as text
+WIDTH = 150  # columns of the table as text
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What was found about one encoder.
+    """The results for one encoder.
 
     Attributes:
-        name: what it is called.
-        report: the laws, one by one.
-        chunk_average: the largest relative error of encoding chunks and averaging, or of whatever
-            a wrong way does to chunks.
-        obstacle: why one pass is not enough, where that is so.
-        wrong: whether it is shown for being wrong.
+        name: the name of the row.
+        report: the results for each law.
+        chunk_average: the relative error of encoding chunks and averaging. For a deliberately wrong
+            encoder, the error of what it does with chunks.
+        obstacle: why one pass is not enough; empty if it is.
+        wrong: whether the encoder is wrong on purpose.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Entry:
 
     @property
     def verdict(self) -> str:
-        """One of three, or that only the chunks' encodings combine."""
+        """Whether and in how many passes the encoder folds."""
         if self.report.folds:
             passes = self.report.passes or 1
             return "folds in one pass" if passes == 1 else f"folds in {passes} passes"
@@ -56,7 +56,7 @@ class Entry:
 
     @property
     def as_claimed(self) -> bool:
-        """Whether the encoder is what its `passes` says, and keeps the laws that bind it."""
+        """Whether the encoder behaves as its attribute `passes` says."""
         if self.wrong:
             return True
         if self.report.passes is not None:
@@ -76,17 +76,17 @@ class Entry:
 
     @property
     def row(self) -> tuple[str, ...]:
-        """What the table shows."""
-        folded = "" if self.fold_error is None else f"{self.fold_error:.1e}"
+        """The cells of the table."""
+        error = "" if self.fold_error is None else f"{self.fold_error:.1e}"
         average = f"{self.chunk_average:.1e}"
-        return self.name, self.verdict, self.marks, folded, average, self.obstacle
+        return self.name, self.verdict, self.marks, error, average, self.obstacle
 
     def _mark(self, law: str) -> str:
         verdicts = [f.verdict for f in self.report.findings if f.law == law]
         return MARKS[verdicts[0] if verdicts else NOT_APPLICABLE]
 
     def as_dict(self) -> dict[str, Any]:
-        """The entry in plain words and numbers, ready for JSON."""
+        """The entry as a dict that json.dumps accepts."""
         return {
             "encoder": self.name,
             "verdict": self.verdict,
@@ -99,13 +99,13 @@ class Entry:
 
 @dataclass(frozen=True)
 class Survey:
-    """All encoders; prints as a table."""
+    """The results for all encoders; prints as a table."""
 
     entries: tuple[Entry, ...]
 
     @property
     def passed(self) -> bool:
-        """Whether every encoder is what it claims to be."""
+        """Whether every encoder behaves as its attribute `passes` says."""
         return all(entry.as_claimed for entry in self.entries)
 
     def __getitem__(self, name: str) -> Entry:
@@ -115,7 +115,7 @@ class Survey:
         raise KeyError(name)
 
     def as_dict(self) -> dict[str, Any]:
-        """The survey in plain words and numbers, ready for JSON."""
+        """The survey as a dict that json.dumps accepts."""
         return {"passed": self.passed, "encoders": [entry.as_dict() for entry in self.entries]}
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -136,17 +136,18 @@ class Survey:
             yield from (f"{e.name}: {e.obstacle}." for e in self.entries if e.obstacle)
         numbered = "  ".join(f"{i} {name}" for i, name in enumerate(LAW_NAMES, start=1))
         marks = "  ".join(f"{mark} {verdict}" for verdict, mark in MARKS.items())
-        yield f"laws, from the left: {numbered}"
+        yield f"laws, from left to right: {numbered}"
         yield (
-            f"{marks}; fold: the largest relative error of a fold over any chunks, in float64; chunk + average: "
-            f"that of encoding {ELEMENTS} elements in chunks of {CHUNK} and averaging (WRONG: of what it does)."
+            f"{marks}; fold: the largest relative error of a fold over any chunks, in float64; "
+            f"chunk + average: the relative error of encoding {ELEMENTS} elements in chunks of "
+            f"{CHUNK} and averaging (in rows that start with WRONG: of what they do with chunks)."
         )
 
     def _title(self) -> str:
         wrong = [entry.name for entry in self.entries if not entry.as_claimed]
         if not wrong:
-            return "Every encoder is what it claims to be."
-        return f"Not what they claim to be: {', '.join(wrong)}."
+            return "Every encoder behaves as documented."
+        return f"Not as documented: {', '.join(wrong)}."
 
     def __str__(self) -> str:
         buffer = io.StringIO()
@@ -157,12 +158,13 @@ class Survey:
 def compare(
     check: Callable[..., Report], progress: Callable[[int, int, str], None], **options: Any
 ) -> Survey:
-    """Put every exhibit to the test.
+    """Check every exhibit.
 
     Args:
         check: `setfold.check`.
-        progress: told how many are done, of how many, and which is next.
-        options: for `check`.
+        progress: a callback, called with the number of encoders done, the total number, and the
+            name of the next one.
+        options: keyword arguments of `check`.
     """
     entries = []
     for number, exhibit in enumerate(EXHIBITS):
@@ -173,7 +175,7 @@ def compare(
 
 
 def examine(exhibit: Exhibit, check: Callable[..., Report], **options: Any) -> Entry:
-    """Put one exhibit to the test; see `compare`."""
+    """Check one exhibit; see `compare`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(EXHIBITS.index(exhibit))
         encoder = exhibit.make().eval()
@@ -184,9 +186,9 @@ def examine(exhibit: Exhibit, check: Callable[..., Report], **options: Any) -> E
 
 
 def chunking_error(encoder: SetEncoder) -> float:
-    """How wrong it is to encode chunks and average, relative to the whole set's largest number.
+    """The relative error of encoding chunks and averaging, compared with the whole set.
 
-    A wrong way does something to chunks already; it is compared with the encoder that it is about.
+    A deliberately wrong encoder is compared with the encoder that it wraps instead.
     """
     right: Any = encoder.double()
     wrong: SetEncoder = ChunkAverage(right, CHUNK)

@@ -1,4 +1,4 @@
-"""The wrong ways, named so: what people do to large sets, here to measure how wrong it is."""
+"""Wrong on purpose: common mistakes with large sets, to measure their error."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ PUBLISHED_AGGREGATES = ("sum", "mean", "max", "min")
 
 
 class ChunkAverage(WholeSetEncoder):
-    """THE WRONG WAY: encode chunks as if they were sets, and average what comes out.
+    """Wrong on purpose: encodes chunks as if they were sets, and averages the encodings.
 
     Args:
         encoder: any set encoder.
-        chunk_size: elements in a chunk; the last one may have fewer, and counts for as many.
+        chunk_size: elements in a chunk. The last chunk may be smaller; the average is weighted by
+            the number of elements.
 
     >>> import setfold
     >>> whole = setfold.FullSetTransformer(dim_in=3, dim=16)
@@ -32,7 +33,7 @@ class ChunkAverage(WholeSetEncoder):
     False
     """
 
-    obstacle = "chunk and average: the chunks know nothing of each other"
+    obstacle = "chunk and average: each chunk is encoded without the others"
 
     def __init__(self, encoder: SetEncoder, chunk_size: int) -> None:
         super().__init__()
@@ -52,19 +53,19 @@ class ChunkAverage(WholeSetEncoder):
 
 
 class PublishedSlotSetEncoder(WholeSetEncoder):
-    """THE WRONG WAY: the Slot Set Encoder with its chunks aggregated as the published code does.
+    """Wrong on purpose: the Slot Set Encoder that aggregates over chunks, like the published code.
 
-    Each chunk's contributions are summed, and the aggregate is taken over the chunks' sums:
+    The contributions of each chunk are summed, and the aggregate is taken over these sums:
 
         encoding_j = g_chunks( sum_(i in chunk) W_ij v_i )      instead of      g_i( W_ij v_i )
 
-    which depends on how the set was cut up, unless g is the sum.
+    Unless g is the sum, the result depends on the partition of the set.
 
     Args:
-        encoder: the Slot Set Encoder whose slots and projections are used; its own aggregate is not.
+        encoder: the Slot Set Encoder whose slots and projections are used, but not its aggregate.
         aggregate: g, "sum", "mean", "max" or "min".
         chunk_size: elements in a chunk.
-        redraw: whether every chunk meets slots of its own, which even a sum does not survive.
+        redraw: whether to draw new slots for every chunk. Then even the sum is wrong.
 
     >>> encoder = SlotSetEncoder(dim_in=3, num_slots=4, dim_slot=8, dim_out=8).eval()
     >>> PublishedSlotSetEncoder(encoder, "max", chunk_size=10)(torch.randn(2, 100, 3)).shape
@@ -82,9 +83,11 @@ class PublishedSlotSetEncoder(WholeSetEncoder):
         check_sizes(chunk_size=chunk_size)
         check_choice(PUBLISHED_AGGREGATES, aggregate=aggregate)
         if not isinstance(encoder, SlotSetEncoder):
-            raise InputError(f"encoder must be a Slot Set Encoder; got {type(encoder).__name__}.")
+            raise InputError(f"encoder must be a SlotSetEncoder; got {type(encoder).__name__}.")
         if redraw and encoder.slots == "learned":
-            raise InputError('learned slots are not drawn: use an encoder with slots="random".')
+            raise InputError(
+                'redraw=True needs an encoder with slots="random"; got slots="learned".'
+            )
         self.encoder = encoder
         self.aggregate = aggregate
         self.chunk_size = chunk_size
@@ -94,17 +97,17 @@ class PublishedSlotSetEncoder(WholeSetEncoder):
 
     def _obstacle(self) -> str:
         if self.redraw:
-            return "redraws the slots: every chunk is asked another question"
+            return "redraws the slots: every chunk has different slots"
         if self.aggregate == "sum":
-            return ""  # a sum of sums is the sum
-        return "aggregates chunks, not elements: the answer depends on the cut"
+            return ""  # a sum of sums is correct
+        return "aggregates chunks, not elements: the result depends on the partition"
 
     def encode(self, elements: Tensor, mask: Tensor | None) -> Tensor:
         sums, present = [], []
         for number, (chunk, shown) in enumerate(_chunks(elements, mask, self.chunk_size)):
             if number == 0 or self.redraw:
-                other = torch.Generator().manual_seed(number) if self.redraw else None
-                scores = self.encoder.prepare(self.encoder.draw_frame(None, other)).scores
+                generator = torch.Generator().manual_seed(number) if self.redraw else None
+                scores = self.encoder.prepare(self.encoder.draw_frame(None, generator)).scores
             weights = weigh(scores.logits(chunk), self.encoder.attention) * shown.unsqueeze(-1)
             sums.append(weights.transpose(1, 2) @ self.encoder.to_value(chunk))
             present.append(shown.any(1))
@@ -119,10 +122,10 @@ class PublishedSlotSetEncoder(WholeSetEncoder):
 
 
 def _chunks(elements: Tensor, mask: Tensor | None, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Chunks of what the mask shows, in its order, and the masks that go with them."""
+    """Chunks (B, size, d) of the elements that are present, in order, and their masks."""
     if mask is None:
         mask = elements.new_ones(elements.shape[:2], dtype=torch.bool)
-    else:  # what is hidden takes no place in a chunk
+    else:  # move masked elements to the end
         mask, order = mask.sort(dim=1, descending=True, stable=True)
         elements = elements.take_along_dim(order.unsqueeze(-1), 1)
     for chunk, shown in zip(elements.split(size, 1), mask.split(size, 1), strict=True):

@@ -10,6 +10,7 @@ from torch import nn
 
 import setfold
 from setfold.core.state import SetState
+from setfold.core.statistic import join
 from setfold.errors import SetfoldError
 from setfold.laws.laws import LAWS
 
@@ -55,11 +56,12 @@ class BeginsWithSomething(Sabotaged):
 def remade(kind, state, frame=None):
     """The same state as one of another class, or with other slots."""
     return kind(
+        state.fields,
         state.statistics,
         state.count,
         frame=state.frame if frame is None else frame,
-        aggregate=state.aggregate,
-        fingerprint=state.fingerprint,
+        context=state.context,
+        weights=state.weights,
     )
 
 
@@ -219,6 +221,124 @@ class EmptyIsNaN(Sabotaged):
         return sums[..., :-1] / state.count[:, None, None]
 
 
+class WaitingState(SetState):
+    """Keeps chunks, and absorbs them with the weights of the moment in which it is used."""
+
+    encoder: Sabotaged
+    waiting: tuple[torch.Tensor, ...]
+
+    def absorbed(self):
+        state = remade(SetState, self)
+        prepared = self.encoder.prepare(state.frame)
+        for chunk in self.waiting:
+            found = self.encoder.absorb(chunk, None, prepared)
+            joined = join(state.fields, state.statistics, found)
+            state = state.with_statistics(joined, state.count + chunk.shape[1])
+        return state
+
+    def merge(self, other):
+        return self.absorbed().merge(absorbed(other))
+
+    def save(self, path):
+        self.absorbed().save(path)
+
+    @staticmethod
+    def load(path):
+        return SetState.load(path)
+
+
+def absorbed(state):
+    return state.absorbed() if isinstance(state, WaitingState) else state
+
+
+@breaks("weights change later")
+class AbsorbsLater(Sabotaged):
+    """Puts chunks aside, as an optimization of many small updates might do."""
+
+    def update(self, state, elements, *, mask=None, index=None):
+        if mask is not None or index is not None:
+            return super().update(absorbed(state), elements, mask=mask, index=index)
+        super().update(remade(SetState, state), elements)  # for its errors
+        later = remade(WaitingState, state)
+        later.encoder = self
+        later.waiting = (*getattr(state, "waiting", ()), elements.clone())
+        return later
+
+    def remove(self, state, elements, **kwargs):
+        return super().remove(absorbed(state), elements, **kwargs)
+
+    def readout(self, state):
+        return super().readout(absorbed(state))
+
+
+@breaks("NaN and infinity")
+class ReplacesNaN(Sabotaged):
+    def update(self, state, elements, **kwargs):
+        return super().update(state, elements.nan_to_num(), **kwargs)
+
+
+def failing(model):
+    """The names of the laws that a model breaks."""
+    report = setfold.check(model, dim_in=3, processes=False)
+    return {finding.law.name for finding in report.findings if finding.verdict == "fails"}
+
+
+def test_absorbing_later_breaks_no_other_law():
+    assert failing(AbsorbsLater()) == {"weights change later"}
+
+
+class AbsorbsWhenSaved(AbsorbsLater):
+    """Absorbs at once for everything except a file."""
+
+    def update(self, state, elements, **kwargs):
+        later = super().update(state, elements, **kwargs)
+        if not isinstance(later, WaitingState):
+            return later
+        now = remade(SavedLaterState, later.absorbed())
+        now.later = later
+        return now
+
+
+class SavedLaterState(SetState):
+    def save(self, path):
+        self.later.save(path)
+
+    @staticmethod
+    def load(path):
+        return SetState.load(path)
+
+
+def test_absorbing_when_saved_breaks_the_law_too():
+    assert "weights change later" in failing(AbsorbsWhenSaved())
+
+
+def test_replacing_nan_breaks_no_other_law():
+    assert failing(ReplacesNaN()) == {"NaN and infinity"}
+
+
+class ReplacesOneInfinity(Sabotaged):
+    """Hides the number that a maximum would hide, in one column."""
+
+    def update(self, state, elements, **kwargs):
+        elements = elements.clone()
+        elements[..., 1] = elements[..., 1].masked_fill(elements[..., 1] == -torch.inf, 0)
+        return super().update(state, elements, **kwargs)
+
+
+class RaisesTooLate(Sabotaged):
+    """Raises for NaN after it has written into the state."""
+
+    def update(self, state, elements, **kwargs):
+        if not bool(elements.isfinite().all()):
+            state.statistics["sum"][0].mul_(2)
+        return super().update(state, elements, **kwargs)
+
+
+@pytest.mark.parametrize("kind", [ReplacesOneInfinity, RaisesTooLate])
+def test_hidden_numbers_and_changed_states_are_found(kind):
+    assert "NaN and infinity" in failing(kind())
+
+
 def test_there_is_a_broken_encoder_for_every_law():
     assert set(BROKEN) == {law.name for law in LAWS}
 
@@ -282,7 +402,7 @@ class Centred(nn.Module):
 def test_features_that_look_at_other_elements_are_named_as_the_reason():
     model = setfold.Composition(encoder(), features=Centred())
     report = setfold.check(model, dim_in=3, processes=False)
-    assert "look at other elements" in report["any partition"].reason
+    assert "depend on other elements" in report["any partition"].reason
 
 
 class Mean(nn.Module):
@@ -344,7 +464,7 @@ def test_a_look_at_other_elements_is_named_as_the_reason():
 
 def test_random_slots_in_training_mode_are_named_as_the_reason():
     report = setfold.check(setfold.SlotAttention(3, 4, 8).train(), processes=False)
-    assert "drawn anew" in report["permutation"].reason
+    assert "draws new random slots" in report["permutation"].reason
 
 
 class Unfinished(setfold.WholeSetEncoder):

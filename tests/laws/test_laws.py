@@ -40,7 +40,7 @@ SEVERAL_PASSES = (
     setfold.SetTransformer,
     setfold.SlotAttention,
 )
-NO_STATE, NO_SLOTS, NO_REMOVAL = "has no initial_state", "keeps no slots apart", "cannot forget"
+NO_STATE, NO_SLOTS, NO_REMOVAL = "has no initial_state", "no slot axis", "cannot remove"
 # By law, the encoders to which it never applies, and a part of the reason that the law gives.
 EXCLUDED = {
     law: dict.fromkeys(SEVERAL_PASSES, NO_STATE)

@@ -128,12 +128,12 @@ def test_gradients_of_hidden_elements_are_zero_and_all_are_finite(aggregate):
             lambda: ChunkAverage(nn.Linear(3, 3), 5),
             "encoder must be a set encoder; got Lin",
         ),
-        (lambda: ChunkAverage(slot_set(), 0), "chunk_size must be a whole number"),
-        (lambda: PublishedSlotSetEncoder(setfold.Pool(3)), "a Slot Set Encoder; got Pool"),
+        (lambda: ChunkAverage(slot_set(), 0), "chunk_size must be an integer of at least 1"),
+        (lambda: PublishedSlotSetEncoder(setfold.Pool(3)), "a SlotSetEncoder; got Pool"),
         (lambda: PublishedSlotSetEncoder(slot_set(), "mass"), "aggregate must be one of"),
         (
             lambda: PublishedSlotSetEncoder(slot_set(slots="learned"), redraw=True),
-            "learned slots are not drawn",
+            "redraw=True needs an encoder with slots",
         ),
     ],
 )
