@@ -79,6 +79,9 @@ def peer_steps(plan: Plan) -> list[Step]:
     for shape in (MIDDLE, NARROW):
         run = partial(streams.compare_ragged, plan=plan, shape=shape)
         found.append(Step(f"short sets, {shape}", run))
+    for shape in SHAPES:
+        run = partial(speed.compare_small, plan=plan, shape=shape)
+        found.append(Step(f"small sets, {shape}", run))
     for length, shape in product(SMALL_LENGTHS, SHAPES):
         run = partial(streams.compare_small_updates, plan=plan, shape=shape, length=length)
         found.append(Step(f"small updates of {length}, {shape}", run))

@@ -49,6 +49,7 @@ class Plan:
             number of times that each occurs.
         short_sets: number of sets in the ragged update.
         small_updates: number of updates in a chain of small updates.
+        small_lengths: sizes n of one small set, ascending.
         file_rows: number of elements in the files.
         file_rounds: number of rounds for the files.
     """
@@ -76,6 +77,7 @@ class Plan:
     pool_visits: int = 100
     short_sets: int = 10_000
     small_updates: int = 600
+    small_lengths: tuple[int, int] = (100, 1_000)
     file_rows: int = 4_000_000
     file_rounds: int = 3
 
@@ -155,6 +157,8 @@ class Bounds:
     relative_error: float = 1e-7
     ragged: float = 5.0
     small_update: float = 2.0
+    small_forward: tuple[float, float] = (1.0, 1.2)  # for the shorter and the longer sets
+    small_training: float = 1.0
     softmax: float = 1.5
     exact_on_features: float = 1.6
     exact_alone: float = 1.0

@@ -133,6 +133,7 @@ TITLES = {
     8: "Growth of memory with the set size, folds with backward pass",
     9: "Exact gradients of sets larger than memory",
     10: "Sets in files",
+    11: "Speed on one small set",
 }
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bench.encoders import ENCODERS, SOFTMAX
 from bench.modules import Literal, slot_set
-from bench.peers import ATTENTION, OURS, PEERS, Peer
+from bench.peers import ATTENTION, LITERAL, OURS, PEERS, Peer
 from bench.plan import BOUNDS, SHAPES, Plan, Shape, power
 from bench.results import Cell, Results, Target, pass_name
 from bench.timing import Contender, Timings, interleaved
@@ -84,6 +84,27 @@ def judge_sums(results: Results, plan: Plan) -> None:
             ratios = _advantages(cell.timings, SUMS, whom)
             by_default = results.defaults.get((f"sums, {whom}", cell.shape, cell.backward))
             results.targets.append(_worst(1, claim, ratios, bound, cell.shape, by_default))
+
+
+def compare_small(results: Results, plan: Plan, shape: Shape) -> None:
+    """Target 11: small sets, where calls take longer than arithmetic."""
+    for length in plan.small_lengths:
+        timings = _time((PEERS[OURS], PEERS[ATTENTION]), plan, shape, length, backward=False)
+        claim = f"forward vs SDPA, n = {length:,}"
+        bound = BOUNDS.small_forward[length > min(plan.small_lengths)]
+        ratio = timings.ratio(ATTENTION, OURS)
+        micro = {name: timings.seconds(name) * 1e6 for name in (OURS, ATTENTION)}
+        detail = f"{micro[OURS]:.0f} µs, SDPA {micro[ATTENTION]:.0f} µs"
+        results.targets.append(Target(11, claim, ratio, bound, shape=shape, detail=detail))
+    length = min(plan.small_lengths)
+    timings = _time((PEERS[OURS], PEERS[LITERAL]), plan, shape, length, backward=True)
+    claim = f"forward+backward vs literal, n = {length:,}"
+    micro = {name: timings.seconds(name) * 1e6 for name in (OURS, LITERAL)}
+    detail = f"{micro[OURS]:.0f} µs, literal {micro[LITERAL]:.0f} µs"
+    ratio = timings.ratio(LITERAL, OURS)
+    results.targets.append(
+        Target(11, claim, ratio, BOUNDS.small_training, shape=shape, detail=detail)
+    )
 
 
 def compare_extrema(results: Results, plan: Plan, shape: Shape, backward: bool) -> None:
