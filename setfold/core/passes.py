@@ -26,7 +26,7 @@ from setfold.core.state import SetState
 from setfold.core.statistic import spread
 from setfold.core.whole import WholeSetEncoder
 from setfold.errors import InputError
-from setfold.kernels.precision import autocasts
+from setfold.kernels.modes import autocasts
 
 
 class MultiPassSetEncoder(WholeSetEncoder):

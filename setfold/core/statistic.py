@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from setfold.errors import FileError, NonFiniteError, NotRemovableError
-from setfold.kernels.precision import accumulator_dtype
+from setfold.kernels.modes import accumulator_dtype
 from setfold.kernels.softmax import finite
 
 Parts = tuple[Tensor, ...]  # the tensors of one statistic, each (B, ...)

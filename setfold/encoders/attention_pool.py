@@ -14,7 +14,7 @@ from setfold.core.readout import Count, weighted_mean_of
 from setfold.core.state import SetState
 from setfold.core.statistic import Field, Fields, Softmax, Statistics, spread
 from setfold.errors import InputError, NonFiniteError
-from setfold.kernels.precision import without_autocast
+from setfold.kernels.modes import without_autocast
 from setfold.kernels.scores import GatedScores, Scores, folded_heads, projected_heads
 from setfold.kernels.softmax import exponentials, softmax_sums
 

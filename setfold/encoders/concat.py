@@ -1,4 +1,4 @@
-"""Several streaming encoders side by side, over one stream."""
+"""Several streaming encoders over one stream."""
 
 from __future__ import annotations
 

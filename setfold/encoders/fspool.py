@@ -8,7 +8,7 @@ from torch.nn.functional import embedding
 
 from setfold.core.inputs import check_sizes
 from setfold.core.whole import WholeSetEncoder
-from setfold.kernels.precision import accumulator_dtype
+from setfold.kernels.modes import accumulator_dtype
 
 
 class FSPool(WholeSetEncoder):

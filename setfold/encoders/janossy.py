@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 from setfold.core.inputs import check_sizes
 from setfold.core.whole import WholeSetEncoder
 from setfold.errors import InputError
-from setfold.kernels.precision import accumulator_dtype
+from setfold.kernels.modes import accumulator_dtype
 from setfold.kernels.tiles import tiles
 
 MAX_TUPLES = 10**8  # in a batch

@@ -19,7 +19,7 @@ from setfold.core.state import SetState
 from setfold.core.statistic import Field, Fields, Statistics
 from setfold.errors import CancelledAttentionWarning, InputError
 from setfold.kernels.extrema import slot_extrema
-from setfold.kernels.precision import autocasts, without_autocast
+from setfold.kernels.modes import autocasts, without_autocast
 from setfold.kernels.scores import ATTENTIONS, CosineScores, FoldedScores, KeyScores, Scores, weigh
 from setfold.kernels.sums import one_tile_sums, ragged_sums, slot_sums
 

@@ -30,7 +30,7 @@ from setfold.folding.messages import (
     report_failure,
     translate_errors,
 )
-from setfold.kernels.precision import accumulator_dtype
+from setfold.kernels.modes import accumulator_dtype
 from setfold.kernels.replay import differentiable_once
 
 _TICKETS = cycle(range(1, 2**10))  # small, so that sums of squares are exact in float32 too

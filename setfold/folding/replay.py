@@ -22,7 +22,7 @@ from setfold.core.state import SetState
 from setfold.core.statistic import Statistic, Statistics, identity, join, pull
 from setfold.errors import InputError, StateMismatchError
 from setfold.folding.source import Sample, Source
-from setfold.kernels.precision import accumulator_dtype, autocasts
+from setfold.kernels.modes import accumulator_dtype, autocasts
 from setfold.kernels.replay import differentiable_once
 
 Begun = tuple[StreamingSetEncoder, SetState]
@@ -185,7 +185,14 @@ class _Replay:
         if chunk.index is None and (encoder.batched_slots or not blank.has_own_slots):
             elements, mask, context = chunk.elements, chunk.mask, blank.context
             return absorb_dense(
-                encoder, self.fields, elements, mask, context, self.leaves, split=True, absorb=absorb
+                encoder,
+                self.fields,
+                elements,
+                mask,
+                context,
+                self.leaves,
+                split=True,
+                absorb=absorb,
             )
         found = {name: tuple(p.clone() for p in ps) for name, ps in blank.statistics.items()}
         added = arrivals(encoder, blank, chunk, self.leaves, split=True, absorb=absorb)

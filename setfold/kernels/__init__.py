@@ -1,7 +1,7 @@
 """Pure tensor functions for the hot paths: no modules, no states, no validation.
 
     scores.py    elements -> logits over slots -> weights over slots
-    precision.py the dtype of running totals, independent of autocast
+    modes.py     precision of totals, autocast, compilers, function transforms
     tiles.py     how a batch of sets is split into cache-sized tiles
     sums.py      sum_i W_ij x_i and sum_i W_ij, forward and backward in constant memory
     softmax.py   sum_i exp(l_ij - m_j) [x_i, 1]: numerator and denominator of a softmax

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from setfold.kernels.precision import accumulator_dtype
+from setfold.kernels.modes import accumulator_dtype
 from setfold.kernels.tiles import tiles
 
 Gradients = tuple[Tensor | None, ...]

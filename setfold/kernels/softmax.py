@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from setfold.kernels.precision import accumulator_dtype
+from setfold.kernels.modes import accumulator_dtype
 from setfold.kernels.replay import differentiable_once, replayed_gradients
 from setfold.kernels.scores import FoldedScores, Scores
 from setfold.kernels.sums import PLAIN_ROWS, transposed_product

@@ -19,12 +19,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from setfold.kernels.precision import accumulator_dtype
+from setfold.kernels.modes import accumulator_dtype, differentiate_again, needs_plain_formula
 from setfold.kernels.ragged import Group, gather, packs
 from setfold.kernels.replay import summed_over_tiles
 from setfold.kernels.scores import EPSILON, FoldedScores, Scores, weigh, weigh_, weigh_few_
 from setfold.kernels.tiles import is_one_tile, tile_rows, tiles
-from setfold.kernels.tracing import differentiate_again, needs_plain_formula
 
 PLAIN_ROWS = 4096  # up to here plain autograd is faster than recomputing
 PACK_SETS = 256  # sets of a ragged batch whose sums are made together

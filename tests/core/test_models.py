@@ -105,6 +105,8 @@ MODELS = {
     ),
     "attention": lambda: setfold.AttentionPool(3, 4, 6, num_heads=2, bias=False),
     "gated attention": lambda: setfold.GatedAttentionPool(3, 4, num_branches=2),
+    "concat": lambda: setfold.Concat([setfold.Pool(3, "max"), slot_set()]),
+    "concat by name": lambda: setfold.Concat({"pool": setfold.Pool(3), "slots": slot_set()}),
     "plain attention": lambda: setfold.GatedAttentionPool(3, 4, gated=False, bias=False),
     "set transformer": lambda: setfold.SetTransformer(
         3, 4, 2, 3, num_seeds=2, num_decoder_layers=1, head=nn.Flatten()

@@ -42,6 +42,9 @@ ENCODERS = {
     "composition": lambda: setfold.Composition(slot_set(4), features(), nn.Flatten()),
     "attention": lambda: setfold.AttentionPool(3, num_queries=2, dim_out=4, num_heads=2),
     "gated attention": lambda: setfold.GatedAttentionPool(3, dim_hidden=5, num_branches=2),
+    "concat": lambda: setfold.Concat(
+        {"max": setfold.Pool(3, "max"), "slots": slot_set(), "softmax": setfold.AttentionPool(3)}
+    ),
     "seeds": lambda: setfold.SeedAttention(3, num_seeds=2, num_heads=3),
     "pma": lambda: setfold.PMA(3, num_seeds=2, num_heads=1, layer_norm=False),
     "isabs": lambda: setfold.SetTransformer(3, 4, 2, 2, num_layers=1, head=nn.Flatten()),

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 import setfold
 from setfold.core import absorb as absorbing
-from setfold.core import encoder
 from setfold.kernels import extrema, ragged, softmax, sums, tiles
 from setfold.laws.law import difference
 from setfold.laws.laws import LAWS
@@ -28,7 +27,7 @@ EXPORTED = [
     and not inspect.isabstract(kind)
 ]
 CHEAP = [law for law in LAWS if not law.once]
-REMOVAL = "removal"
+REMOVAL, NOT_FINITE = "removal", "NaN and infinity"
 TIES_CHOOSE = "equal gradients"  # a maximum that two elements share has no single gradient
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-6}
 
@@ -55,11 +54,14 @@ EXCLUDED = {
         "readout repeatable",
         "update after merge",
         "save and load",
+        "weights change later",
+        NOT_FINITE,
     )
 }
 EXCLUDED["slot equivariance"] |= dict.fromkeys(
     (
         setfold.AttentionPool,
+        setfold.Concat,
         setfold.DeepSets,
         setfold.GatedAttentionPool,
         setfold.Moments,
@@ -105,7 +107,7 @@ def test_only_existing_laws_and_encoders_are_excluded_or_restricted():
         assert table.keys() <= names
         assert all(set(kinds) <= set(EXPORTED) for kinds in table.values())
     assert all(not excluded(kind, law) for law in CHEAP for kind in RESTRICTED.get(law.name, ()))
-    assert len(LEFT_OUT) == sum(map(len, EXCLUDED.values())) == 52
+    assert len(LEFT_OUT) == sum(map(len, EXCLUDED.values())) == 61
 
 
 @on_pairs(LEFT_OUT)
@@ -166,8 +168,9 @@ def assert_law(law, model, case):
 
 
 def situations(kind, law, dtype):
-    # an encoder of several passes is asked only for masks that show something
-    shown = law.name == "mask" and kind in SEVERAL_PASSES
+    # an encoder of several passes is asked only for masks that show something, and one element of
+    # a set is made NaN
+    shown = law.name == NOT_FINITE or (law.name == "mask" and kind in SEVERAL_PASSES)
     # with large elements, weights differ by so much that what is removed leaves only rounding
     scales = (0.1, 1.0) if law.name == REMOVAL else SCALES
     return cases(dtype, ties=law.name != TIES_CHOOSE, shown=shown, scales=scales)
@@ -187,7 +190,6 @@ def sizes(tiny):
             patch.setattr(ragged, "MAX_EXACT_LENGTHS", 1)
             patch.setattr(ragged, "LADDER", 2)
             patch.setattr(absorbing, "FEATURE_ROWS", 3)
-            patch.setattr(encoder, "PENDING_CHUNKS", 2)
         yield
 
 

@@ -145,7 +145,9 @@ class StateTable:
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             if isinstance(error, FileError):
                 raise
-            raise FileError(f"the table of states is damaged: {error!r}. Write it again.") from error
+            raise FileError(
+                f"the table of states is damaged: {error!r}. Write it again."
+            ) from error
 
     @staticmethod
     def all_from_arrow(table: pa.Table) -> list[StateTable]:
