@@ -69,8 +69,8 @@ def test_one_activation_serves_all_layers():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"dims": []}, r"dims must list the width of at least one layer; got \[\]"),
-        ({"dims": 8}, "dims must list the width of at least one layer; got 8"),
+        ({"dims": []}, r"dims must be a list of at least one layer width; got \[\]"),
+        ({"dims": 8}, "dims must be a list of at least one layer width; got 8"),
         ({"dims": [4, 0]}, "dim_out must be an integer of at least 1; got 0"),
         ({"dim_in": 0}, "dim_in must be an integer of at least 1"),
         ({"subtract": "sum"}, "subtract must be one of 'max', 'mean'; got 'sum'"),
