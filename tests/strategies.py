@@ -94,6 +94,12 @@ def attention_pools(draw):
 
 
 @st.composite
+def concats(draw, parts=None):
+    parts = st.one_of(pools(), slot_set_encoders(), attention_pools()) if parts is None else parts
+    return setfold.Concat(draw(st.lists(parts, min_size=1, max_size=3)))
+
+
+@st.composite
 def gated_attention_pools(draw):
     seeded(draw)
     return setfold.GatedAttentionPool(
@@ -171,6 +177,7 @@ MODELS = {
     setfold.DeepSets: deep_sets(),
     setfold.Composition: compositions(),
     setfold.AttentionPool: attention_pools(),
+    setfold.Concat: concats(),
     setfold.GatedAttentionPool: gated_attention_pools(),
     setfold.SeedAttention: seed_attentions(),
     setfold.PMA: seed_attentions(setfold.PMA),
@@ -189,6 +196,12 @@ RESTRICTED = {
         setfold.Pool: pools(names=without_extrema(SIMPLE)),
         setfold.DeepSets: deep_sets(names=without_extrema(SIMPLE)),
         setfold.Composition: compositions(names=without_extrema(WEIGHTED)),
+        setfold.Concat: concats(
+            st.one_of(
+                pools(names=without_extrema(SIMPLE)),
+                slot_set_encoders(names=without_extrema(WEIGHTED)),
+            )
+        ),
     },
     "slot equivariance": {setfold.Composition: compositions(heads=(None,))},
     # the laws take an encoder of one pass for one that cannot be folded

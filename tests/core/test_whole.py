@@ -43,7 +43,11 @@ ENCODERS = {
     "attention": lambda: setfold.AttentionPool(3, num_queries=2, dim_out=4, num_heads=2),
     "gated attention": lambda: setfold.GatedAttentionPool(3, dim_hidden=5, num_branches=2),
     "concat": lambda: setfold.Concat(
-        {"max": setfold.Pool(3, "max"), "slots": slot_set(), "softmax": setfold.AttentionPool(3)}
+        {
+            "max": setfold.Pool(3, "max"),
+            "slots": slot_set(),
+            "softmax": setfold.AttentionPool(3, 2, 4),
+        }
     ),
     "seeds": lambda: setfold.SeedAttention(3, num_seeds=2, num_heads=3),
     "pma": lambda: setfold.PMA(3, num_seeds=2, num_heads=1, layer_norm=False),
