@@ -175,7 +175,7 @@ def test_what_is_no_state_is_refused(state):
     ("given", "message"),
     [
         ({"batch_size": -1}, "integer of at least 0; got -1"),
-        ({"num_slots": 0}, "at least 1; got 0"),
+        ({"num_slots": 0}, "num_slots must be .*1.*; got 0"),
         ({"slots": draw(4, 5)}, r"\(K, 6\) or \(2, K, 6\); got \(1, 4, 5\)"),
         ({"slots": draw(3, 4, 6)}, r"\(K, 6\) or \(2, K, 6\); got \(3, 4, 6\)"),
         ({"slots": [draw(4, 6), draw(4, 6)]}, "slots for 1 levels; got 2"),
