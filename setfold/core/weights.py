@@ -44,17 +44,17 @@ class Weights:
 
     __slots__ = (
         "_addresses",
-        "_contiguous",
         "_copied",
         "_copies",
         "_digest",
+        "_laid_out",
+        "_layouts",
         "_module_places",
         "_modules",
         "_names",
         "_others",
         "_owner",
         "_places",
-        "_pointers",
         "_settings",
         "_sizes",
         "_structure",
@@ -83,8 +83,13 @@ class Weights:
         self._copies = [_Copy(tensor) for tensor in self.tensors]
         fast = [kept for kept in self._copies if kept.is_plain]
         self._others = [kept for kept in self._copies if not kept.is_plain]
-        self._pointers = [kept.tensor.data_ptr for kept in fast]
-        self._contiguous = [kept.tensor.is_contiguous for kept in fast]
+        # where the values are and how they are laid out: methods, and what they returned
+        self._layouts = [
+            method
+            for kept in fast
+            for method in (kept.tensor.data_ptr, kept.tensor.numel, kept.tensor.stride)
+        ]
+        self._laid_out = [method() for method in self._layouts]
         self._addresses = [kept.tensor.data_ptr() for kept in fast]
         self._copied = [kept.values.data_ptr() for kept in fast]
         self._sizes = [kept.values.nbytes for kept in fast]
@@ -125,10 +130,7 @@ class Weights:
             return False
         if [attributes.get(name) for attributes, name in self._settings] != self._values:
             return False
-        if self._pointers and not (
-            [pointer() for pointer in self._pointers] == self._addresses
-            and all([is_contiguous() for is_contiguous in self._contiguous])  # noqa: C419 (faster)
-        ):
+        if [method() for method in self._layouts] != self._laid_out:
             return all(kept.is_current() for kept in self._copies)
         # libc's memcmp is three to five times faster than torch.equal
         if any(map(_memcmp, self._addresses, self._copied, self._sizes)):
