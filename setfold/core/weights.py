@@ -93,7 +93,8 @@ class Weights:
         self._addresses = [kept.tensor.data_ptr() for kept in fast]
         self._copied = [kept.values.data_ptr() for kept in fast]
         self._sizes = [kept.values.nbytes for kept in fast]
-        settings = [(vars(m), name, value) for m in inner for name, value in _settings(m)]
+        watched = [m for m in inner if _has_settings(m)]
+        settings = [(vars(m), name, value) for m in watched for name, value in _settings(m)]
         self._settings = [(attributes, name) for attributes, name, _ in settings]
         self._values = [copy(value) for _, _, value in settings]
         self._structure = _structure(inner)
@@ -227,6 +228,12 @@ def _submodules(modules: Iterable[Module]) -> list[Module]:
 def _structure(parts: Iterable[Module]) -> str:
     """Classes and plain attributes of modules, as text."""
     return "\n".join(f"{type(part).__qualname__} {_settings(part)}" for part in parts)
+
+
+def _has_settings(module: Module) -> bool:
+    """Whether plain attributes are settings: in other modules they may be counters or logs."""
+    known = type(module).__module__.startswith(("torch.nn", "setfold."))
+    return known or hasattr(module, "absorb")
 
 
 def _settings(module: Module) -> list[tuple[str, object]]:
