@@ -399,3 +399,67 @@ def test_states_of_inference_mode_can_be_updated_with_gradients(name, length):
     later.sum().backward()
     assert more.grad.isfinite().all()
     assert_close(later, model(torch.cat([elements, elements, GOOD], 1)), **TIGHT)
+
+
+# ---- subclasses ----------------------------------------------------------------------------
+
+
+def doubled(elements):
+    return 2 * elements
+
+
+CHANGED = {
+    "featurize": lambda base: {
+        "featurize": lambda self, elements, mask, context: doubled(elements),
+    },
+    "absorb": lambda base: {
+        "absorb": lambda self, elements, mask, prepared: base.absorb(
+            self, doubled(elements), mask, prepared
+        ),
+    },
+    "finish": lambda base: {
+        "finish": lambda self, statistics, count, prepared: doubled(
+            base.finish(self, statistics, count, prepared)
+        ),
+    },
+    "prepare": lambda base: {
+        "prepare": lambda self, frame: base.prepare(self, tuple(map(doubled, frame))),
+    },
+    "draw_frame": lambda base: {
+        "draw_frame": lambda self, num_slots, generator: tuple(
+            map(doubled, base.draw_frame(self, num_slots, generator))
+        ),
+    },
+}
+EXTENDED = {
+    "slots": (setfold.SlotSetEncoder, (3, 4, 6, 5)),
+    "slots, max": (setfold.SlotSetEncoder, (3, 4, 6, 5, ["max", "weighted_mean"])),
+    "few outputs": (setfold.SlotSetEncoder, (3, 4, 6, 1)),
+    "pool": (setfold.Pool, (3, ["sum", "max"])),
+    "moments": (setfold.Moments, (3,)),
+    "attention": (setfold.AttentionPool, (3, 2, 4)),
+    "gated": (setfold.GatedAttentionPool, (3, 4)),
+    "seeds": (setfold.PMA, (3, 2, 1)),
+}
+
+
+@pytest.mark.usefixtures("grad")
+@pytest.mark.parametrize("changed", CHANGED)
+@pytest.mark.parametrize("name", EXTENDED)
+def test_what_a_subclass_changes_counts_in_forward_too(name, changed):
+    """Shortcuts must not go around a method that a subclass has changed."""
+    base, arguments = EXTENDED[name]
+    kind = type("Changed", (base,), CHANGED[changed](base))
+    torch.manual_seed(0)
+    model = kind(*arguments).double().eval()
+    index = torch.tensor([0, 0, 0, 0, 0])
+    for elements in (draw(1, 5, 3), draw(2, 5, 3), draw(1, 6000, 3)):
+        sets = len(elements)
+        state = model.update(model.initial_state(sets), elements)
+        expected = model.readout(state)
+        assert_close(model(elements), expected, **TIGHT)
+        mask = torch.ones(elements.shape[:2], dtype=torch.bool)
+        assert_close(model(elements, mask), expected, **TIGHT)
+        assert_close(setfold.fold(model, elements.split(2000, 1)), expected, **TIGHT)
+        one = model(elements[0, :5], index=index, batch_size=1)
+        assert_close(one, model(elements[:1, :5]), **TIGHT)
