@@ -311,8 +311,29 @@ class SavedLaterState(SetState):
         return SetState.load(path)
 
 
-def test_absorbing_when_saved_breaks_the_law_too():
-    assert "weights change later" in failing(AbsorbsWhenSaved())
+class MergedLaterState(SavedLaterState):
+    def save(self, path):
+        SetState.save(self, path)
+
+    def merge(self, other):
+        return self.later.merge(other)
+
+
+class AbsorbsWhenMerged(AbsorbsLater):
+    """Absorbs at once for everything except a merge."""
+
+    def update(self, state, elements, **kwargs):
+        later = super().update(state, elements, **kwargs)
+        if not later.waiting:
+            return later
+        now = remade(MergedLaterState, later.absorbed())
+        now.later = later
+        return now
+
+
+@pytest.mark.parametrize("kind", [AbsorbsWhenSaved, AbsorbsWhenMerged])
+def test_absorbing_when_saved_or_merged_breaks_the_law_too(kind):
+    assert "weights change later" in failing(kind())
 
 
 def test_replacing_nan_breaks_no_other_law():
