@@ -17,7 +17,7 @@ from setfold.core.state import SetState
 from setfold.errors import DescriptionError, SetfoldError
 
 MODEL, ELEMENTS, STATE = "model.safetensors", "elements.safetensors", "state.safetensors"
-TIMEOUT = 300  # seconds
+TIMEOUT = 3600  # seconds; ends a process that hangs, however busy the machine is
 
 
 def fold_in_another_process(model: Any, elements: Tensor, frame: tuple[Tensor, ...]) -> SetState:

@@ -104,7 +104,7 @@ def streams(model: Model) -> str | None:
 
 def folds(model: Model) -> str | None:
     """Why a model cannot be folded in any number of passes, or None if it can."""
-    return None if (getattr(model, "passes", None) or 1) > 1 else streams(model)
+    return None if getattr(model, "passes", None) is not None else streams(model)
 
 
 def takes(argument: str) -> Callable[[Model], str | None]:
