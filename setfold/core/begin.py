@@ -33,7 +33,7 @@ def setup_of(encoder: StreamingSetEncoder) -> Setup:
 
     In training mode random slots are drawn by each call, so nothing is kept.
     """
-    if encoder.training or keeps_graph():
+    if encoder.training or not may_keep(encoder):
         return _new_setup(encoder)
     weights = current_weights(encoder)
     if weights is None:
@@ -42,8 +42,9 @@ def setup_of(encoder: StreamingSetEncoder) -> Setup:
             return _new_setup(encoder)
         weights = weights_of(encoder, encoder.shaping_modules())
     if weights.kept is None:
-        setup = _new_setup(encoder)
-        frame = tuple(slots.clone() for slots in setup.frame)  # no optimizer may change a state
+        with torch.inference_mode(False), torch.no_grad():  # states may outlive inference mode
+            setup = _new_setup(encoder)
+            frame = tuple(slots.clone() for slots in setup.frame)  # no optimizer changes a state
         weights.kept = setup._replace(frame=frame)
     return weights.kept
 
@@ -82,7 +83,8 @@ def recognize(encoder: StreamingSetEncoder, state: SetState) -> SetState:
             f"({', '.join(state.fields)}) or its weights differ. A state is valid for the weights "
             "that created it; after a training step fold the set again, from "
             "encoder.initial_state(). (BatchNorm and spectral_norm change their buffers with every "
-            "chunk in training mode: call model.eval().)"
+            "chunk in training mode: call model.eval(). Plain attributes of modules are settings: "
+            "give counters a name that begins with an underscore.)"
         )
     return SetState(
         state.fields,
@@ -94,18 +96,21 @@ def recognize(encoder: StreamingSetEncoder, state: SetState) -> SetState:
     )
 
 
-def encode_small(encoder: StreamingSetEncoder, elements: Any) -> Tensor | None:
-    """The encoding by `encoder.encode_small`; None if anything is unusual."""
-    if not isinstance(elements, Tensor) or torch.compiler.is_compiling():
+def encode_small(encoder: StreamingSetEncoder, elements: Any, setup: Setup | None) -> Tensor | None:
+    """The encoding by `encoder.encode_small`; None if anything is unusual.
+
+    Args:
+        encoder: the encoder.
+        elements: (1, n, d), not validated yet.
+        setup: of the fold; None with a graph.
+    """
+    if not isinstance(elements, Tensor):
         return None
     shape = elements.shape
     small = len(shape) == 3 and shape[0] == 1 and 0 < shape[1] <= FEW
     if not small or shape[2] != encoder.dim_in:
         return None
-    if torch.is_grad_enabled():
-        prepared, weight = None, encoder.first_weight
-    else:
-        _, _, prepared, weight = setup_of(encoder)
+    prepared, weight = (None, encoder.first_weight) if setup is None else setup[2:]
     if weight is None or elements.dtype != weight.dtype or elements.device != weight.device:
         return None
     encoding = encoder.encode_small(elements[0], prepared)
@@ -115,6 +120,12 @@ def encode_small(encoder: StreamingSetEncoder, elements: Any) -> Tensor | None:
     return encoding if math.isfinite(shown.sum().item()) else None
 
 
-def keeps_graph() -> bool:
-    """Whether tensors may become part of a graph, so that each call must compute its own."""
-    return torch.is_grad_enabled() or torch.compiler.is_compiling()
+def may_keep(encoder: StreamingSetEncoder) -> bool:
+    """Whether what is derived from the weights may be used again.
+
+    With a graph, each call must derive its own. And all weights of the encoder must shape its
+    states, because only those are compared.
+    """
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return False
+    return encoder.shaping_modules() == (encoder,)

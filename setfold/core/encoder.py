@@ -42,7 +42,7 @@ from setfold.core.absorb import (
 from setfold.core.begin import (
     current_weights_of,
     encode_small,
-    keeps_graph,
+    may_keep,
     recognize,
     setup_of,
 )
@@ -245,7 +245,7 @@ class StreamingSetEncoder(SetEncoder):
                 raise InputError("pass slots, or num_slots and generator to draw them, not both.")
             frame = validate_slots(slots, self.slot_dims, batch_size, self.first_weight)
             fields, prepared = self.fields(frame), None
-        elif num_slots is not None or generator is not None or keeps_graph():
+        elif num_slots is not None or generator is not None or not may_keep(self):
             drawn = self.draw_frame(num_slots, generator)
             frame = tuple(slots.clone() for slots in drawn)  # no optimizer may change a state
             fields, prepared = self.fields(frame), None
@@ -358,11 +358,13 @@ class StreamingSetEncoder(SetEncoder):
             batch_size: the number of sets of a ragged batch.
             context: (B, ...), the readout of an earlier pass, or of several.
         """
-        if mask is None and index is None and context is None:
-            encoding = encode_small(self, elements)
+        compiling = torch.compiler.is_compiling()
+        setup = None if compiling or torch.is_grad_enabled() else setup_of(self)
+        if mask is None and index is None and context is None and not compiling:
+            encoding = encode_small(self, elements, setup)
             if encoding is not None:
                 return encoding
-        frame, fields, prepared, weight = setup_of(self)
+        frame, fields, prepared, weight = setup or setup_of(self)
         chunk, sets = validate_whole_sets(elements, mask, index, batch_size, self.dim_in, weight)
         seen = validate_context(context, sets, self.has_features)
         if chunk.is_empty():
@@ -389,8 +391,8 @@ class StreamingSetEncoder(SetEncoder):
     # ---- derived -----------------------------------------------------------------------------
 
     def prepared_for(self, state: SetState) -> Any:
-        """The result of `prepare`; without a graph it is computed once and kept with the state."""
-        if keeps_graph():
+        """The result of `prepare`; if it may be kept, it is kept with the state."""
+        if not may_keep(self):
             return self.prepare(state.frame)
         if state.prepared is None:
             state.prepared = self.prepare(state.frame)

@@ -47,16 +47,17 @@ class Weights:
         "_copied",
         "_copies",
         "_digest",
+        "_held",
+        "_homes",
         "_laid_out",
         "_layouts",
-        "_module_places",
-        "_modules",
         "_names",
         "_others",
         "_owner",
         "_places",
         "_settings",
         "_sizes",
+        "_sizes_of_homes",
         "_structure",
         "_values",
         "dtype",
@@ -67,19 +68,19 @@ class Weights:
     def __init__(self, owner: Module, modules: Sequence[Module]) -> None:
         self._owner: weakref.ref[Module] | None = weakref.ref(owner)
         inner = _submodules(modules)
-        children = [
-            (parent._modules, name, child)
-            for parent in dict.fromkeys((owner, *inner))
-            for name, child in parent._modules.items()
-            if child is not None and (parent is not owner or child in inner)
-        ]
-        self._module_places = [(home, name) for home, name, _ in children]
-        self._modules = [child for _, _, child in children]
-        homes = [(m, home) for m in inner for home in (m._parameters, m._buffers)]
-        found = [(h, n, t) for _, h in homes for n, t in h.items() if t is not None]
-        self._places = [(home, name) for home, name, _ in found]
-        self._names = [f"{number}.{name}" for number, (_, name, _) in enumerate(found)]
-        self.tensors: tuple[Tensor, ...] = tuple(tensor for _, _, tensor in found)
+        # everything that modules hold, and where; what the owner only reads out with is left out
+        self._homes = [h for m in inner for h in (m._parameters, m._buffers, m._modules)]
+        places = [(home, name, held) for home in self._homes for name, held in home.items()]
+        if owner not in inner:
+            self._homes.append(owner._modules)
+            children = [(owner._modules, name, child) for name, child in owner._modules.items()]
+            places += [place for place in children if place[2] in inner]
+        self._sizes_of_homes = [len(home) for home in self._homes]
+        self._places = [(home, name) for home, name, _ in places]
+        self._held = [held for _, _, held in places]
+        found = [(name, held) for _, name, held in places if isinstance(held, Tensor)]
+        self._names = [f"{number}.{name}" for number, (name, _) in enumerate(found)]
+        self.tensors: tuple[Tensor, ...] = tuple(tensor for _, tensor in found)
         self._copies = [_Copy(tensor) for tensor in self.tensors]
         fast = [kept for kept in self._copies if kept.is_plain]
         self._others = [kept for kept in self._copies if not kept.is_plain]
@@ -93,8 +94,7 @@ class Weights:
         self._addresses = [kept.tensor.data_ptr() for kept in fast]
         self._copied = [kept.values.data_ptr() for kept in fast]
         self._sizes = [kept.values.nbytes for kept in fast]
-        watched = [m for m in inner if _has_settings(m)]
-        settings = [(vars(m), name, value) for m in watched for name, value in _settings(m)]
+        settings = [(vars(m), name, value) for m in inner for name, value in _settings(m)]
         self._settings = [(attributes, name) for attributes, name, _ in settings]
         self._values = [copy(value) for _, _, value in settings]
         self._structure = _structure(inner)
@@ -125,9 +125,9 @@ class Weights:
 
         This runs in every update, so it is written for speed.
         """
-        if not all(map(is_, [home.get(name) for home, name in self._places], self.tensors)):
+        if not all(map(is_, [home.get(name) for home, name in self._places], self._held)):
             return False
-        if not all(map(is_, [home.get(name) for home, name in self._module_places], self._modules)):
+        if [len(home) for home in self._homes] != self._sizes_of_homes:
             return False
         if [attributes.get(name) for attributes, name in self._settings] != self._values:
             return False
@@ -230,25 +230,24 @@ def _structure(parts: Iterable[Module]) -> str:
     return "\n".join(f"{type(part).__qualname__} {_settings(part)}" for part in parts)
 
 
-def _has_settings(module: Module) -> bool:
-    """Whether plain attributes are settings: in other modules they may be counters or logs."""
-    known = type(module).__module__.startswith(("torch.nn", "setfold."))
-    return known or hasattr(module, "absorb")
-
-
 def _settings(module: Module) -> list[tuple[str, object]]:
+    """The plain public attributes of a module, which are taken for its settings.
+
+    Lists are settings of setfold's modules. Elsewhere they may be logs, which grow.
+    """
+    lists = type(module).__module__.startswith("setfold.")
     return sorted(
         (name, value)
         for name, value in vars(module).items()
-        if not name.startswith("_") and name != "training" and _is_plain(value)
+        if not name.startswith("_") and name != "training" and _is_plain(value, lists)
     )
 
 
-def _is_plain(value: object) -> bool:
+def _is_plain(value: object, lists: bool) -> bool:
     """Whether a value prints the same in every process."""
-    if isinstance(value, tuple | list):
-        return all(_is_plain(item) for item in value)
-    return isinstance(value, bool | int | float | str)
+    if isinstance(value, tuple) or (lists and isinstance(value, list)):
+        return all(_is_plain(item, lists) for item in value)
+    return isinstance(value, bool | int | float | str | None)
 
 
 def version(tensor: Tensor) -> tuple[int, int]:
