@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import reduce
+from functools import cache, reduce
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +18,11 @@ from setfold.kernels.ragged import Group, group_by_length
 if TYPE_CHECKING:
     from setfold.core.encoder import StreamingSetEncoder
 
+SHORTCUTS = {  # methods that must give what others give, and those others
+    "absorb_groups": ("absorb",),
+    "absorb_for_gradients": ("absorb",),
+    "encode_small": ("fields", "prepare", "featurize", "absorb", "finish"),
+}
 Groups = Iterator[Group]
 Arrivals = Iterator[tuple[Tensor, Statistics]]  # indices of some sets, and their new statistics
 Absorb = Callable[[Tensor, Tensor | None, Any], Statistics]  # like StreamingSetEncoder.absorb
@@ -48,17 +53,48 @@ def absorb_into(
     Raises:
         NonFiniteError: the result is not finite. The state is unchanged.
     """
+    try:
+        return _absorb_into(encoder, state, chunk, prepared, combine)
+    except NonFiniteError:
+        chunk.find_non_finite()
+        raise
+
+
+def absorb_whole(
+    encoder: StreamingSetEncoder,
+    fields: Fields,
+    chunk: Chunk,
+    context: tuple[Tensor, ...],
+    prepared: Any,
+) -> Statistics:
+    """The statistics of whole sets, dense and validated; raises like `absorb_into`."""
+    try:
+        found = absorb_dense(encoder, fields, chunk.elements, chunk.mask, context, prepared)
+        check_result(fields, found)
+    except NonFiniteError:
+        chunk.find_non_finite()
+        raise
+    return found
+
+
+def _absorb_into(
+    encoder: StreamingSetEncoder,
+    state: SetState,
+    chunk: Chunk,
+    prepared: Any,
+    combine: Callable[[Fields, Statistics, Statistics], Statistics],
+) -> Statistics:
     fields = state.fields
     if chunk.index is None and (encoder.batched_slots or not state.has_own_slots):
         found = absorb_dense(encoder, fields, chunk.elements, chunk.mask, state.context, prepared)
         statistics = combine(fields, state.statistics, found)
-        check_result(chunk, fields, statistics)
+        check_result(fields, statistics)
         return statistics
     statistics = {name: tuple(p.clone() for p in ps) for name, ps in state.statistics.items()}
     for sets, found in arrivals(encoder, state, chunk, prepared):
         held = {k: tuple(p.index_select(0, sets) for p in ps) for k, ps in statistics.items()}
         combined = combine(fields, held, found)
-        check_result(chunk, fields, combined)
+        check_result(fields, combined)
         for name, parts in combined.items():
             for whole, part in zip(statistics[name], parts, strict=True):
                 whole.index_copy_(0, sets, part)
@@ -154,7 +190,7 @@ def _ragged(
     groups = group_by_length(chunk.index, state.batch_size)
     plain = elements.device.type == "cpu" and elements.dtype in (torch.float32, torch.float64)
     if plain and not (context or torch.is_grad_enabled() or torch.compiler.is_compiling()):
-        at_once = encoder.absorb_groups(elements, groups, prepared)
+        at_once = absorb_groups(encoder, elements, groups, prepared)
         if at_once is not None:
             yield from at_once
             return
@@ -165,18 +201,45 @@ def _ragged(
         yield sets, absorb(some, mask, prepared)
 
 
+def takes_shortcut(encoder: StreamingSetEncoder, name: str) -> bool:
+    """Whether a shortcut still does what the encoder does.
+
+    It does not if a subclass of the class that defines it overrides what it replaces.
+    """
+    return _is_valid(type(encoder), name)
+
+
+def absorb_for_gradients(
+    encoder: StreamingSetEncoder, elements: Tensor, mask: Tensor | None, prepared: Any
+) -> Statistics:
+    """`encoder.absorb_for_gradients` if it still does what `absorb` does, else `absorb`."""
+    if takes_shortcut(encoder, "absorb_for_gradients"):
+        return encoder.absorb_for_gradients(elements, mask, prepared)
+    return encoder.absorb(elements, mask, prepared)
+
+
+def absorb_groups(
+    encoder: StreamingSetEncoder, elements: Tensor, groups: Groups, prepared: Any
+) -> Arrivals | None:
+    """`encoder.absorb_groups` if it still does what `absorb` does, else None."""
+    if takes_shortcut(encoder, "absorb_groups"):
+        return encoder.absorb_groups(elements, groups, prepared)
+    return None
+
+
+@cache
+def _is_valid(kind: type, name: str) -> bool:
+    author = next(base for base in kind.__mro__ if name in vars(base))
+    return all(getattr(kind, other) is getattr(author, other) for other in SHORTCUTS[name])
+
+
 # ---- NaN and infinity --------------------------------------------------------------------------
 
 
-def check_result(chunk: Chunk, fields: Fields, statistics: Statistics) -> None:
-    """Raise NonFiniteError if statistics are not finite; name the element if one caused it."""
-    if torch.compiler.is_compiling() or chunk.elements.is_meta:
-        return
-    try:
+def check_result(fields: Fields, statistics: Statistics) -> None:
+    """Raise NonFiniteError if statistics are not finite."""
+    if not torch.compiler.is_compiling() and not next(iter(statistics.values()))[0].is_meta:
         check_finite(fields, statistics)
-    except NonFiniteError:
-        chunk.find_non_finite()
-        raise
 
 
 def check_elements(encoder: StreamingSetEncoder, chunk: Chunk, frame: tuple[Tensor, ...]) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from setfold.core.absorb import takes_shortcut
 from setfold.core.state import SetState
 from setfold.core.statistic import Fields
 from setfold.core.weights import Weights, can_be_kept, current_weights, weights_of
@@ -108,7 +109,7 @@ def encode_small(encoder: StreamingSetEncoder, elements: Any, setup: Setup | Non
         return None
     shape = elements.shape
     small = len(shape) == 3 and shape[0] == 1 and 0 < shape[1] <= FEW
-    if not small or shape[2] != encoder.dim_in:
+    if not small or shape[2] != encoder.dim_in or not takes_shortcut(encoder, "encode_small"):
         return None
     prepared, weight = (None, encoder.first_weight) if setup is None else setup[2:]
     if weight is None or elements.dtype != weight.dtype or elements.device != weight.device:

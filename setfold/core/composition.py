@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from setfold.core.absorb import Arrivals, Groups
+from setfold.core.absorb import Arrivals, Groups, absorb_for_gradients, absorb_groups
 from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.readout import Count
 from setfold.core.state import SetState
@@ -83,10 +83,10 @@ class Composition(StreamingSetEncoder):
     def absorb_for_gradients(
         self, elements: Tensor, mask: Tensor | None, prepared: Any
     ) -> Statistics:
-        return self.encoder.absorb_for_gradients(elements, mask, prepared)
+        return absorb_for_gradients(self.encoder, elements, mask, prepared)
 
     def absorb_groups(self, elements: Tensor, groups: Groups, prepared: Any) -> Arrivals | None:
-        return self.encoder.absorb_groups(elements, groups, prepared)
+        return absorb_groups(self.encoder, elements, groups, prepared)
 
     def finish(self, statistics: Statistics, count: Count, prepared: Any) -> Tensor:
         encoding = self.encoder.finish(statistics, count, prepared)

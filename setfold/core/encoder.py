@@ -34,10 +34,9 @@ from torch import Tensor, nn
 from setfold.core.absorb import (
     Arrivals,
     Groups,
-    absorb_dense,
     absorb_into,
+    absorb_whole,
     check_elements,
-    check_result,
 )
 from setfold.core.begin import (
     current_weights_of,
@@ -50,7 +49,7 @@ from setfold.core.inputs import Chunk, validate_context, validate_slots, validat
 from setfold.core.readout import Count
 from setfold.core.state import SetState
 from setfold.core.statistic import Fields, Statistics, clear, identity, join, remove
-from setfold.core.weights import KEPT, Weights, first_tensor
+from setfold.core.weights import WATCH, Weights, first_tensor
 from setfold.errors import InputError
 
 
@@ -70,7 +69,7 @@ class SetEncoder(nn.Module, ABC):
         """Encode whole sets: elements (B, n, d), mask (B, n) True where present."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != KEPT}
+        return {name: value for name, value in vars(self).items() if name != WATCH}
 
 
 class StreamingSetEncoder(SetEncoder):
@@ -373,8 +372,7 @@ class StreamingSetEncoder(SetEncoder):
             return self.finish(identity(fields, sets, device), count, prepared)
         check_elements(self, chunk, frame)
         if chunk.index is None:
-            found = absorb_dense(self, fields, chunk.elements, chunk.mask, seen, prepared)
-            check_result(chunk, fields, found)
+            found = absorb_whole(self, fields, chunk, seen, prepared)
         else:
             device = chunk.elements.device
             empty = SetState(

@@ -328,7 +328,8 @@ def find_non_finite(fields: Fields, statistics: Statistics) -> Tensor:
     found = []
     for name, parts in statistics.items():
         for part, empty in zip(parts, fields[name].statistic.empty, strict=True):
-            found.append(~(part.isfinite() | (part == empty)).flatten(1).all(1))
+            usable = part.isfinite() | (part == empty)
+            found.append(~usable.reshape(len(part), -1).all(1))
     return torch.stack(found).any(0)
 
 

@@ -26,7 +26,7 @@ from setfold.core.persist import digest_of
 from setfold.errors import StateMismatchError
 
 UNKNOWN = "unknown"  # in place of a digest
-KEPT = "_latest_weights"  # the attribute in which an encoder keeps them; never copied or pickled
+WATCH = "_weights_watch"  # the attribute in which an encoder keeps its watch; never pickled
 
 _memcmp = ctypes.PyDLL("msvcrt" if os.name == "nt" else None).memcmp
 _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
@@ -38,78 +38,32 @@ class Weights:
 
     Attributes:
         dtype: dtype of the first weight, which the elements must share; None without weights.
+        tensors: the parameters and buffers themselves; none if only the digest is known.
         kept: what the encoder derived from these weights and wants to use again. It is valid as
-            long as the weights are current.
+            long as the encoder has them.
     """
 
-    __slots__ = (
-        "_addresses",
-        "_copied",
-        "_copies",
-        "_digest",
-        "_held",
-        "_homes",
-        "_laid_out",
-        "_layouts",
-        "_names",
-        "_others",
-        "_owner",
-        "_places",
-        "_settings",
-        "_sizes",
-        "_sizes_of_homes",
-        "_structure",
-        "_values",
-        "dtype",
-        "kept",
-        "tensors",
-    )
+    __slots__ = ("_digest", "_names", "_structure", "copies", "dtype", "kept", "tensors")
 
-    def __init__(self, owner: Module, modules: Sequence[Module]) -> None:
-        self._owner: weakref.ref[Module] | None = weakref.ref(owner)
-        inner = _submodules(modules)
-        # everything that modules hold, and where; what the owner only reads out with is left out
-        self._homes = [h for m in inner for h in (m._parameters, m._buffers, m._modules)]
-        places = [(home, name, held) for home in self._homes for name, held in home.items()]
-        if owner not in inner:
-            self._homes.append(owner._modules)
-            children = [(owner._modules, name, child) for name, child in owner._modules.items()]
-            places += [place for place in children if place[2] in inner]
-        self._sizes_of_homes = [len(home) for home in self._homes]
-        self._places = [(home, name) for home, name, _ in places]
-        self._held = [held for _, _, held in places]
-        found = [(name, held) for _, name, held in places if isinstance(held, Tensor)]
-        self._names = [f"{number}.{name}" for number, (name, _) in enumerate(found)]
-        self.tensors: tuple[Tensor, ...] = tuple(tensor for _, tensor in found)
-        self._copies = [_Copy(tensor) for tensor in self.tensors]
-        fast = [kept for kept in self._copies if kept.is_plain]
-        self._others = [kept for kept in self._copies if not kept.is_plain]
-        # where the values are and how they are laid out: methods, and what they returned
-        self._layouts = [
-            method
-            for kept in fast
-            for method in (kept.tensor.data_ptr, kept.tensor.numel, kept.tensor.stride)
-        ]
-        self._laid_out = [method() for method in self._layouts]
-        self._addresses = [kept.tensor.data_ptr() for kept in fast]
-        self._copied = [kept.values.data_ptr() for kept in fast]
-        self._sizes = [kept.values.nbytes for kept in fast]
-        settings = [(vars(m), name, value) for m in inner for name, value in _settings(m)]
-        self._settings = [(attributes, name) for attributes, name, _ in settings]
-        self._values = [copy(value) for _, _, value in settings]
-        self._structure = _structure(inner)
-        first = first_tensor(modules)
-        self.dtype = None if first is None else first.dtype
-        self._digest: str | None = None
+    def __init__(
+        self,
+        named: Sequence[tuple[str, Tensor]] = (),
+        structure: str = "",
+        dtype: torch.dtype | None = None,
+        digest: str | None = None,
+    ) -> None:
+        self._names = [f"{number}.{name}" for number, (name, _) in enumerate(named)]
+        self._structure = structure
+        self._digest = digest
+        self.tensors = tuple(tensor for _, tensor in named)
+        self.copies = [_Copy(tensor) for tensor in self.tensors]
+        self.dtype = dtype
         self.kept: Any = None
 
     @classmethod
     def from_digest(cls, digest: str) -> Weights:
         """The weights of a state from a file: only their digest is known."""
-        self = cls.__new__(cls)
-        self._owner, self.dtype, self.kept, self.tensors = None, None, None, ()
-        self._digest = digest
-        return self
+        return cls(digest=digest)
 
     @classmethod
     def unknown(cls) -> Weights:
@@ -117,26 +71,9 @@ class Weights:
         return cls.from_digest(UNKNOWN)
 
     def are_of(self, encoder: Module) -> bool:
-        """Whether these are the weights that this very encoder has now."""
-        return self._owner is not None and self._owner() is encoder and self.are_current()
-
-    def are_current(self) -> bool:
-        """Whether the encoder still has the same modules, settings, tensors and values.
-
-        This runs in every update, so it is written for speed.
-        """
-        if not all(map(is_, [home.get(name) for home, name in self._places], self._held)):
-            return False
-        if [len(home) for home in self._homes] != self._sizes_of_homes:
-            return False
-        if [attributes.get(name) for attributes, name in self._settings] != self._values:
-            return False
-        if [method() for method in self._layouts] != self._laid_out:
-            return all(kept.is_current() for kept in self._copies)
-        # libc's memcmp is three to five times faster than torch.equal
-        if any(map(_memcmp, self._addresses, self._copied, self._sizes)):
-            return False
-        return all(kept.is_current() for kept in self._others)
+        """Whether this very encoder has these weights now."""
+        watch: _Watch | None = vars(encoder).get(WATCH)
+        return watch is not None and watch.weights is self and watch.is_current(encoder)
 
     @property
     def digest(self) -> str:
@@ -147,7 +84,7 @@ class Weights:
                 "states outside, and compile the encoder's forward."
             )
         if self._digest is None:
-            values = (kept.values for kept in self._copies)
+            values = (kept.values for kept in self.copies)
             self._digest = digest_of(dict(zip(self._names, values, strict=True)), self._structure)
         return self._digest
 
@@ -160,6 +97,66 @@ class Weights:
 
     def __deepcopy__(self, memo: object) -> Weights:
         return self
+
+
+class _Watch:
+    """Notices when an encoder's modules, settings, tensors or values change.
+
+    The encoder keeps it. States keep only the `Weights`, and so do not keep the encoder alive.
+    """
+
+    def __init__(self, owner: Module, modules: Sequence[Module]) -> None:
+        self._owner = weakref.ref(owner)
+        inner = _submodules(modules)
+        # everything that modules hold, and where; what the owner only reads out with is left out
+        self._homes = [h for m in inner for h in (m._parameters, m._buffers, m._modules)]
+        places = [(home, name, held) for home in self._homes for name, held in home.items()]
+        if owner not in inner:
+            self._homes.append(owner._modules)
+            children = [(owner._modules, name, child) for name, child in owner._modules.items()]
+            places += [place for place in children if place[2] in inner]
+        self._lengths = [len(home) for home in self._homes]
+        self._places = [(home, name) for home, name, _ in places]
+        self._held = [held for _, _, held in places]
+        settings = [(vars(m), name, value) for m in inner for name, value in _settings(m)]
+        self._settings = [(attributes, name) for attributes, name, _ in settings]
+        self._values = [copy(value) for _, _, value in settings]
+        named = [(name, held) for _, name, held in places if isinstance(held, Tensor)]
+        first = first_tensor(modules)
+        dtype = None if first is None else first.dtype
+        self.weights = Weights(named, _structure(inner), dtype)
+        fast = [kept for kept in self.weights.copies if kept.is_plain]
+        self._others = [kept for kept in self.weights.copies if not kept.is_plain]
+        # where the values are and how they are laid out: methods, and what they returned
+        self._layouts = [
+            method
+            for kept in fast
+            for method in (kept.tensor.data_ptr, kept.tensor.numel, kept.tensor.stride)
+        ]
+        self._laid_out = [method() for method in self._layouts]
+        self._addresses = [kept.tensor.data_ptr() for kept in fast]
+        self._copied = [kept.values.data_ptr() for kept in fast]
+        self._sizes = [kept.values.nbytes for kept in fast]
+
+    def is_current(self, encoder: Module) -> bool:
+        """Whether this is the encoder, and nothing has changed.
+
+        It runs in every update, so it is written for speed.
+        """
+        if self._owner() is not encoder:  # a copy of the encoder
+            return False
+        if not all(map(is_, [home.get(name) for home, name in self._places], self._held)):
+            return False
+        if [len(home) for home in self._homes] != self._lengths:
+            return False
+        if [attributes.get(name) for attributes, name in self._settings] != self._values:
+            return False
+        if [method() for method in self._layouts] != self._laid_out:
+            return all(kept.is_current() for kept in self.weights.copies)
+        # libc's memcmp is three to five times faster than torch.equal
+        if any(map(_memcmp, self._addresses, self._copied, self._sizes)):
+            return False
+        return all(kept.is_current() for kept in self._others)
 
 
 class _Copy:
@@ -195,14 +192,15 @@ def weights_of(encoder: Module, modules: Sequence[Module]) -> Weights:
     """
     found = current_weights(encoder)
     if found is None:
-        found = vars(encoder)[KEPT] = Weights(encoder, modules)
+        watch = vars(encoder)[WATCH] = _Watch(encoder, modules)
+        found = watch.weights
     return found
 
 
 def current_weights(encoder: Module) -> Weights | None:
     """The weights that were last asked for, if the encoder still has them; else None."""
-    found: Weights | None = vars(encoder).get(KEPT)
-    return found if found is not None and found.are_of(encoder) else None
+    watch: _Watch | None = vars(encoder).get(WATCH)
+    return watch.weights if watch is not None and watch.is_current(encoder) else None
 
 
 def first_tensor(modules: Iterable[Module]) -> Tensor | None:

@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from setfold.core.absorb import absorb_for_gradients
 from setfold.core.begin import recognize
 from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.readout import Count
@@ -111,7 +112,9 @@ class Concat(StreamingSetEncoder):
         return self._prefix_fields(
             (
                 name,
-                part.absorb_for_gradients(part.featurize(elements, mask, ()), mask, prepared[name]),
+                absorb_for_gradients(
+                    part, part.featurize(elements, mask, ()), mask, prepared[name]
+                ),
             )
             for name, part in self.parts.items()
         )
@@ -204,8 +207,7 @@ def _by_name(
         raise InputError("Concat needs at least one encoder; got none.")
     for name in named:
         if "/" in name or "." in name or not name:
-            raise InputError(
-                "names of encoders must not be empty and must not contain '/' or '.'; "
-                f"got {name!r}."
-            )
+            raise InputError(f"names of encoders must not contain '/' or '.'; got {name!r}.")
+        if hasattr(nn.ModuleDict, name) or name == "training":
+            raise InputError(f"{name!r} is an attribute of torch modules: choose another name.")
     return named

@@ -10,7 +10,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from setfold.core.absorb import Arrivals, Groups
+from setfold.core.absorb import Arrivals, Groups, absorb_for_gradients, absorb_groups
 from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.readout import Count
 from setfold.core.state import SetState
@@ -114,10 +114,10 @@ class HierarchicalSlotSetEncoder(StreamingSetEncoder):
     def absorb_for_gradients(
         self, elements: Tensor, mask: Tensor | None, prepared: Levels
     ) -> Statistics:
-        return self._encoders[0].absorb_for_gradients(elements, mask, prepared.first)
+        return absorb_for_gradients(self._encoders[0], elements, mask, prepared.first)
 
     def absorb_groups(self, elements: Tensor, groups: Groups, prepared: Levels) -> Arrivals | None:
-        return self._encoders[0].absorb_groups(elements, groups, prepared.first)
+        return absorb_groups(self._encoders[0], elements, groups, prepared.first)
 
     def finish(self, statistics: Statistics, count: Count, prepared: Levels) -> Tensor:
         encoding = self._encoders[0].finish(statistics, count, prepared.first)

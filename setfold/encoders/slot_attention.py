@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from setfold.core.absorb import Arrivals, Groups
+from setfold.core.absorb import Arrivals, Groups, absorb_for_gradients, absorb_groups
 from setfold.core.composition import Composition, apply_features
 from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.inputs import check_sizes
@@ -139,10 +139,10 @@ class _Iteration(Composition):
     def absorb_for_gradients(
         self, elements: Tensor, mask: Tensor | None, prepared: _Slots
     ) -> Statistics:
-        return self.encoder.absorb_for_gradients(elements, mask, prepared.encoder)
+        return absorb_for_gradients(self.encoder, elements, mask, prepared.encoder)
 
     def absorb_groups(self, elements: Tensor, groups: Groups, prepared: _Slots) -> Arrivals | None:
-        return self.encoder.absorb_groups(elements, groups, prepared.encoder)
+        return absorb_groups(self.encoder, elements, groups, prepared.encoder)
 
     def finish(self, statistics: Statistics, count: Count, prepared: _Slots) -> Tensor:
         readings = self.encoder.finish(statistics, count, prepared.encoder)

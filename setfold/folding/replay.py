@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from setfold.core.absorb import absorb_dense, arrivals
+from setfold.core.absorb import absorb_dense, absorb_for_gradients, arrivals
 from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.inputs import Chunk
 from setfold.core.state import SetState
@@ -181,7 +182,7 @@ class _Replay:
     def _absorb_alone(self, chunk: Chunk) -> Statistics:
         """The statistics of one chunk alone."""
         encoder, blank = self.encoder, self.blank
-        absorb = encoder.absorb_for_gradients if self.gradients_only else encoder.absorb
+        absorb = partial(absorb_for_gradients, encoder) if self.gradients_only else encoder.absorb
         if chunk.index is None and (encoder.batched_slots or not blank.has_own_slots):
             elements, mask, context = chunk.elements, chunk.mask, blank.context
             return absorb_dense(
@@ -240,7 +241,7 @@ class _Replay:
                 "replaced, as torch.func.functional_call does, or requires_grad was changed. Call "
                 'backward before that, or use fold(..., gradient="autograd"), which keeps the graph.'
             )
-        if not self.empty.weights.are_current():
+        if not self.empty.weights.are_of(self.encoder):
             raise StateMismatchError(
                 "the encoder's weights changed between the fold and its backward pass: call "
                 "backward before the optimizer's step."

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from setfold.core.inputs import CHUNK_FORMS, Array, Chunk, chunk_from, type_names
+from setfold.core.statistic import spread
 from setfold.core.weights import version
 from setfold.errors import InputError
 
@@ -147,12 +148,17 @@ class Source:
     def _mark(self, given: Any, chunk: Chunk) -> object:
         """What identifies a chunk: where it is in memory, or a checksum if it is read or computed."""
         parts = (chunk.elements, chunk.mask, chunk.index)
+        kinds = [None if part is None else (part.shape, part.dtype) for part in parts]
         elements = given[0] if isinstance(given, tuple | list) else given
         if isinstance(self._chunks, Sequence) and isinstance(elements, Tensor):
             if self._marks is None:
                 self._held.append(chunk)
-            return [None if part is None else (*version(part), part.shape) for part in parts]
-        return [None if part is None else (part.shape, _checksum(part)) for part in parts]
+            return kinds, [None if part is None else version(part) for part in parts]
+        mask = chunk.mask
+        if mask is not None and mask.shape == chunk.elements.shape[:2]:
+            hidden = ~spread(mask.to(chunk.elements.device), chunk.elements)
+            parts = (chunk.elements.masked_fill(hidden, 0), mask, None)  # padding may be anything
+        return kinds, [None if part is None else _checksum(part) for part in parts]
 
     def _chunk(self, given: Any) -> Chunk:
         chunk = given if isinstance(given, Chunk) else chunk_from(given, self._like)
@@ -169,7 +175,7 @@ class Source:
 
 def _checksum(tensor: Tensor) -> int:
     """A checksum of the bytes in their order."""
-    if tensor.is_meta:
+    if tensor.is_meta or tensor.numel() == 0:
         return 0
     plain = tensor.detach().resolve_neg().cpu().contiguous()
     return zlib.crc32(plain.reshape(-1).view(torch.uint8).numpy().data)
