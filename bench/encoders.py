@@ -6,9 +6,11 @@ To add an encoder, write a function that builds it from a `Shape` and add a line
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 import setfold
 from bench.modules import (
@@ -73,6 +75,30 @@ def headed_attention_pool(shape: Shape) -> setfold.Composition:
 
 def gated_attention_pool(shape: Shape) -> setfold.GatedAttentionPool:
     return setfold.GatedAttentionPool(shape.dim_in, shape.dim_out, shape.num_slots)
+
+
+# ---- several at once -----------------------------------------------------------------------------
+
+
+def parts(shape: Shape) -> Iterator[setfold.StreamingSetEncoder]:
+    yield setfold.Pool(shape.dim_in, "max")
+    yield slot_set(shape, "mean")
+    yield setfold.AttentionPool(*shape)
+
+
+def concat(shape: Shape) -> setfold.Concat:
+    return setfold.Concat(list(parts(shape)))
+
+
+class OneByOne(nn.Module):
+    """The parts of `concat`, each called on its own."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts(shape))
+
+    def forward(self, elements: Tensor) -> Tensor:
+        return torch.cat([part(elements).flatten(1) for part in self.parts], 1)
 
 
 # ---- the Set Transformer -------------------------------------------------------------------------
@@ -185,6 +211,7 @@ FAMILIES = (
                 PEERS["MultiheadAttention"],
             ),
             Pair(Peer("setfold GatedAttentionPool", gated_attention_pool)),
+            Pair(Peer("setfold Concat", concat), Peer("three calls", OneByOne)),
         ),
     ),
     Family(
@@ -219,6 +246,9 @@ ENCODER_NOTES = (
     f"followed by a maximum. EquivariantDeepSets has {LAYERS} layers. These output one vector "
     "instead of K.",
     "AttentionPool with heads has an output projection, like MultiheadAttention.",
+    "Concat has three parts: a maximum, K slots with a mean, and AttentionPool. Three calls are "
+    "the same encoders of setfold, called one after the other. Both output one vector of width "
+    "d + 2 K d_out.",
     f"SetTransformer has {LAYERS} ISABs with {INDUCING} inducing points, then PMA. "
     f"FullSetTransformer has one SAB, PMA and one SAB. Both have {HEADS} heads and no norms, and "
     "start with a Linear(d, d_out); PyG SetTransformer does so only if d differs from d_out.",
