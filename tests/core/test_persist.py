@@ -121,8 +121,10 @@ def test_readers_see_the_old_file_or_the_new_one_but_no_mixture(tmp_path):
     write(0)
     reader = threading.Thread(target=keep_reading)
     reader.start()
-    for number in range(60):
+    number = 0
+    while number < 60 or (len(seen) < 2 and reader.is_alive()):  # it may be slow to start
         write(number % 7)
+        number += 1
     done.set()
     reader.join()
     assert len(seen) > 1

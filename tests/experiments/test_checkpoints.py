@@ -24,6 +24,18 @@ def content(folder):
     return {name: tensor.tolist() for name, tensor in tensors.items()}, description, *texts
 
 
+def kill_itself_at(step):
+    """Let trainings of this process kill it before a step."""
+    original = training._Fit._step
+
+    def fatal(self, batch):
+        if self.standing.step == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+        original(self, batch)
+
+    training._Fit._step = fatal
+
+
 def test_killed_at_any_moment_it_ends_with_the_same_bits(tmp_path, monkeypatch):
     wanted = Training(Noise(), 12, 8, validations=4, clip=1.0)
     whole = fit(wanted, tmp_path / "whole")
@@ -31,12 +43,19 @@ def test_killed_at_any_moment_it_ends_with_the_same_bits(tmp_path, monkeypatch):
     monkeypatch.setattr(training, "LOOK_EVERY", 0.02)
     kills = steps = 0
     while kills < 5:
-        process = fork(lambda: fit(wanted, tmp_path / "parts"))
-        process.join(random.uniform(0.05, 0.4) if kills else 0.05)  # once, surely
+
+        def run(first=not kills):
+            if first:  # it is killed once, however fast it is
+                kill_itself_at(step=9)
+            fit(wanted, tmp_path / "parts")
+
+        process = fork(run)
+        process.join(random.uniform(0.05, 0.4) if kills else None)
         if process.exitcode == 0:
             break
-        os.kill(process.pid, signal.SIGKILL)
+        process.kill()
         process.join()
+        assert process.exitcode in (0, -signal.SIGKILL)  # it may end just before it is killed
         kills += 1
         found = list(tmp_path.glob("parts/trainings/*/" + checkpoints.NAME))
         if found:

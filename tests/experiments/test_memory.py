@@ -17,6 +17,6 @@ class Hungry(Line):
 
 
 def test_a_steps_memory_is_its_own_whatever_the_parent_holds():
-    held = torch.ones(150_000_000)
-    assert 95 < cost_of_step(Hungry(), 8, steps=1).megabytes < 200
+    held = torch.ones(150_000_000)  # 600 MB
+    assert 50 < cost_of_step(Hungry(), 8, steps=1).megabytes < 300
     assert len(held)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import io
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -25,10 +26,12 @@ def test_and_for_tensorboard_where_it_is_installed(tmp_path):
 
 
 def test_lines_are_printed_where_there_is_no_terminal(monkeypatch):
-    monkeypatch.setattr("experiments.progress.FIRST_LINE", 0.0)
+    now = [100.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0])
+    monkeypatch.setattr("experiments.progress.time", clock)
     text = io.StringIO()
     with Display(Console(file=text), 10, done=4.0) as display:
-        display.started -= 30
+        now[0] += 30
         display.show(6.0, {"loss": 0.5, "error": 0.25})
         display.show(7.0, {"loss": 0.4})  # too soon after the first
     # 30 seconds for two epochs, four are left

@@ -12,7 +12,7 @@ import torch
 from experiments import records
 from experiments.records import Record
 from setfold import FileError
-from tests.experiments.tiny import fork
+from tests.experiments.tiny import finish, fork
 
 RECORD = Record(
     recipe="tiny",
@@ -92,9 +92,7 @@ def test_processes_write_at_the_same_time(tmp_path):
         for seed in range(first, first + 10):
             records.write(replace(RECORD, seed=seed), tmp_path)
 
-    processes = [fork(write, 10 * i) for i in range(3)]
-    for process in processes:
-        process.join(30)
+    assert finish([fork(write, 10 * i) for i in range(3)]) == [0, 0, 0]
     assert sorted(record.seed for record in records.read(tmp_path, "tiny")) == list(range(30))
     assert not list(tmp_path.glob("*.part"))
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import time
 from collections import Counter
 from dataclasses import replace
 
@@ -14,7 +15,7 @@ from experiments import records, running, training
 from experiments.recipe import Run, Size, Training
 from experiments.running import Options
 from setfold import FileError
-from tests.experiments.tiny import Line, as_torchrun, fork, quiet, recipe
+from tests.experiments.tiny import Line, as_torchrun, finish, fork, quiet, recipe
 
 
 def run(out, tiny=None, seeds=None, console=None, size=Size.SMOKE, **options):
@@ -188,15 +189,26 @@ def test_progress_tells_what_is_run_and_how_long_it_takes(tmp_path):
 # ---- several processes ---------------------------------------------------------------------
 
 
-def noting(folder):
-    """A recipe whose measurements leave a note of who made them, and whose steps take a while."""
-    tiny = recipe(pause=0.03)
+def makers_in(folder):
+    """The processes that left a note, by place and process, in a folder."""
+    return {note.name.split("-")[1] for note in folder.iterdir()}
+
+
+def noting(folder, makers=1):
+    """A recipe whose measurements leave a note of who made them.
+
+    Each measurement ends when a number of processes have made one: none does all the work before
+    another has started.
+    """
+    tiny = recipe()
 
     def runs(size, seed):
         for place, wanted in enumerate(tiny.runs(size, seed)):
 
             def measure(model, place=place, wanted=wanted):
                 (folder / f"{place}-{os.getpid()}").touch()
+                while len(makers_in(folder)) < makers:
+                    time.sleep(0.01)
                 return wanted.measure(model)
 
             yield replace(wanted, measure=measure)
@@ -210,13 +222,11 @@ def test_processes_share_the_work(tmp_path, monkeypatch, again):
     notes = tmp_path / "notes"
     notes.mkdir()
     out = tmp_path / "out"
-    processes = [fork(lambda: run(out, noting(notes), again=again)) for _ in range(2)]
-    for process in processes:
-        process.join(60)
-    assert [process.exitcode for process in processes] == [0, 0]
-    places, makers = zip(*(note.name.split("-") for note in notes.iterdir()), strict=True)
+    shared = noting(notes, makers=2)
+    assert finish([fork(lambda: run(out, shared, again=again)) for _ in range(2)]) == [0, 0]
+    places = [note.name.split("-")[0] for note in notes.iterdir()]
     assert sorted(places) == ["0", "1", "2", "3", "4"]  # each once
-    assert len(set(makers)) == 2
+    assert len(makers_in(notes)) == 2
     assert len(read(out)) == 5
 
 
@@ -225,7 +235,7 @@ def test_processes_of_torchrun_measure_once(tmp_path):
     notes.mkdir()
     assert as_torchrun(lambda: run(tmp_path, noting(notes))) == [0, 0]
     assert sorted(note.name.split("-")[0] for note in notes.iterdir()) == list("01234")
-    assert len({note.name.split("-")[1] for note in notes.iterdir()}) == 1
+    assert len(makers_in(notes)) == 1
     assert {record.machine["processes"] for record in read(tmp_path)} == {2}
     lines = (tmp_path / "records" / "smoke" / "tiny.jsonl").read_text().splitlines()
     assert all(json.loads(line) for line in lines)
@@ -241,13 +251,9 @@ def test_one_process_waits_for_the_training_of_another(tmp_path, monkeypatch):
     with training.hold_together(running.launch("cpu"), lock) as held:
         assert held
         process = fork(lambda: run(tmp_path, tiny))
-        process.join(0.1)
-        for _ in range(500):
-            order = [record.method for record in read(tmp_path)]
-            if len(order) == 3:
-                break
+        while len(order) < 3 and process.is_alive():
             process.join(0.02)
+            order = [record.method for record in read(tmp_path)]
         assert order == ["quick", "quick", "count"]
-    process.join(30)
-    assert process.exitcode == 0
+    assert finish([process]) == [0]
     assert [record.method for record in read(tmp_path)][3:] == ["slow", "slow"]

@@ -280,6 +280,13 @@ def test_one_process_waits_for_another(tmp_path, monkeypatch):
     wanted = Training(Line(), 1, 8)
     folder = tmp_path / "trainings" / f"line-{wanted.key}"
     monkeypatch.setattr(training, "ASK_EVERY", 0.01)
+    asked, original = [], training.hold_together
+
+    def asking(*arguments):
+        asked.append(arguments)
+        return original(*arguments)
+
+    monkeypatch.setattr(training, "hold_together", asking)
     text = io.StringIO()
     console = Console(file=text)
     waiting = threading.Thread(target=lambda: train(wanted, out=tmp_path, console=console))
@@ -287,7 +294,9 @@ def test_one_process_waits_for_another(tmp_path, monkeypatch):
         with pytest.raises(BusyError, match="another process"):
             fit(wanted, tmp_path, wait=False)
         waiting.start()
-        time.sleep(0.2)
+        while len(asked) < 5 and waiting.is_alive():
+            time.sleep(0.01)
+        assert len(asked) >= 5
         assert not checkpoint(folder).exists()
     waiting.join()
     assert checkpoint(folder).exists()

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
-import socket
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
 from typing import ClassVar
 
 import torch
+import torch.distributed as dist
 from rich.console import Console
 from torch import nn
 
@@ -18,6 +23,8 @@ import setfold
 from experiments import checkpoints, training
 from experiments.recipe import Recipe, Run, Size, Task, Training
 from experiments.training import train
+
+HANG = 3600  # seconds; ends a process that hangs, however busy the machine is
 
 
 def quiet():
@@ -55,7 +62,6 @@ class Line(Task):
 
     count: int = 24
     idle: bool = False  # with a parameter that has no gradient
-    pause: float = 0.0  # seconds, in every step
 
     def points(self):
         points = torch.randn(self.count, 3, generator=torch.Generator().manual_seed(0))
@@ -71,7 +77,6 @@ class Line(Task):
         return model
 
     def batch(self, items):
-        time.sleep(self.pause)
         points, values = self.points()
         return points[items], values[items]
 
@@ -121,7 +126,7 @@ def recipe(**changes):
 
     def runs(size, seed):
         for method, rate in (("slow", 0.01), ("quick", 0.1)):
-            task = Line(made_up=size is Size.SMOKE, pause=changes.get("pause", 0.0))
+            task = Line(made_up=size is Size.SMOKE)
             training = Training(task, 2, 8, rate, validations=2, seed=seed)
             for power in (1, 2):
                 yield Run(
@@ -161,27 +166,57 @@ def fork(function, *arguments, **environment):
     return process
 
 
+def finish(processes):
+    """The exit codes of processes, when all have ended."""
+    for process in processes:
+        process.join(HANG)
+        process.kill()
+        process.join()
+    return [process.exitcode for process in processes]
+
+
 def as_torchrun(function, *arguments, processes=2):
-    """Run a function in processes with the environment that torchrun would give them."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    started = [
-        fork(
-            function,
-            *arguments,
-            RANK=rank,
-            LOCAL_RANK=rank,
-            GROUP_RANK=0,
-            WORLD_SIZE=processes,
-            LOCAL_WORLD_SIZE=processes,
-            MASTER_ADDR="127.0.0.1",
-            MASTER_PORT=port,
-            TORCHELASTIC_RUN_ID="test",
-        )
-        for rank in range(processes)
-    ]
-    for process in started:
-        process.join(60)
-        process.kill()  # where it is still there, it waits for ever
-    return [process.exitcode for process in started]
+    """Run a function in processes with the environment that torchrun would give them.
+
+    They find each other by a file: a port that is free now may be taken when they start.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        file = str(Path(folder, "store"))
+        started = [
+            fork(
+                _as_one_of,
+                processes,
+                file,
+                function,
+                *arguments,
+                RANK=rank,
+                LOCAL_RANK=rank,
+                GROUP_RANK=0,
+                WORLD_SIZE=processes,
+                LOCAL_WORLD_SIZE=processes,
+                MASTER_ADDR="unused",
+                MASTER_PORT=0,
+                TORCHELASTIC_RUN_ID="test",
+            )
+            for rank in range(processes)
+        ]
+        return finish(started)
+
+
+def _as_one_of(processes, file, function, *arguments):
+    store = dist.FileStore(file, processes)
+    store.set_timeout(timedelta(seconds=HANG))
+    dist.init_process_group = partial(dist.init_process_group, store=store)
+    try:
+        function(*arguments)
+    except BaseException:
+        store.add("failed", 1)
+        raise
+    store.add("done", 1)  # who leaves early closes connections that others still read from
+    while store.add("done", 0) < processes and not store.add("failed", 0):
+        time.sleep(0.01)
+    # A DistributedDataParallel keeps its group, and the group's threads, until it is collected. A
+    # thread that is still busy when the process ends aborts it.
+    gc.collect()
+    if dist.is_initialized():
+        dist.destroy_process_group()

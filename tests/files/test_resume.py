@@ -26,6 +26,18 @@ from tests.files.files import (
 )
 
 
+def kill_itself_at(call):
+    """Let this process kill itself when it adds to a store for the n-th time."""
+    original, calls = store.Store.add, count(1)
+
+    def fatal(*arguments):
+        if next(calls) == call:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(*arguments)
+
+    store.Store.add = fatal
+
+
 @pytest.mark.parametrize("states", [False, True])
 def test_killed_at_any_moment_it_ends_with_the_same_bytes(tmp_path, tight, monkeypatch, states):
     folder, model = write(tmp_path / "in", rows(1500, 200)), encoder()
@@ -38,15 +50,24 @@ def test_killed_at_any_moment_it_ends_with_the_same_bytes(tmp_path, tight, monke
     (tmp_path / "parts").mkdir()
     run_encode("whole")
     kills, generator = 0, random.Random(0)
-    for _ in range(12):
-        process = fork(lambda: run_encode("parts", resume=True))
-        process.join(generator.uniform(0.02, 0.35) if kills else 0.03)  # at least one kill
-        if process.exitcode is not None:
-            break
-        os.kill(process.pid, signal.SIGKILL)
+    whole, parts = (tmp_path / out / "o.parquet" for out in ("whole", "parts"))
+    while kills < 12:
+
+        def work(first=not kills):
+            if first:  # it is killed once, however fast it is
+                kill_itself_at(call=4)
+            run_encode("parts", resume=True)
+
+        process = fork(work)
+        process.join(generator.uniform(0.02, 0.35) if kills else None)
+        process.kill()
         process.join()
+        if process.exitcode == 0:
+            break
+        assert process.exitcode == -signal.SIGKILL
         kills += 1
-        assert not (tmp_path / "parts" / "o.parquet").exists() or states
+        if parts.exists():  # it was killed after it had written it
+            assert parts.read_bytes() == whole.read_bytes()
     assert kills > 0
     run_encode("parts", resume=True)
     for name in ("o.parquet", "s.arrow")[: 2 if states else 1]:

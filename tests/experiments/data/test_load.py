@@ -1,5 +1,4 @@
 import os
-import time
 
 import pytest
 import torch
@@ -13,13 +12,11 @@ needs_data = pytest.mark.skipif(store.FOLDER not in os.environ, reason="SETFOLD_
 
 
 @pytest.mark.parametrize("load", LOADERS.values(), ids=LOADERS)
-def test_a_double_is_made_quickly_and_always_the_same(load, monkeypatch):
+def test_a_double_is_always_the_same(load, monkeypatch):
     monkeypatch.delenv(store.FOLDER, raising=False)
     first = load(made_up=True)
     load.cache_clear()
-    start = time.process_time()
     second = load(made_up=True)
-    assert time.process_time() - start < 1
     for one, other in zip(first, second, strict=True):
         if isinstance(one, dict):
             assert list(one) == ["train", "validation", "test"]
