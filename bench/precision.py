@@ -18,7 +18,7 @@ from bench.timing import Contender, interleaved
 
 UPDATES = 50  # updates per call, so that the overhead of a call is small
 HOLDERS = (  # modules that import the function for the precision of totals
-    "setfold.kernels.precision",
+    "setfold.kernels.modes",
     "setfold.kernels.sums",
     "setfold.kernels.replay",
     "setfold.core.statistic",

@@ -20,7 +20,7 @@ from setfold.laws.report import Report as Report
 from setfold.laws.survey import Survey as Survey
 from setfold.laws.survey import compare
 
-TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-6}
+TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5}
 SIZES = ((1, 1), (1, 2), (1, 3), (2, 4), (1, 7), (3, 11), (2, 40))  # (B, n), smallest first
 
 
@@ -41,7 +41,7 @@ def check(
     Args:
         model: a streaming encoder, or any module that maps (B, n, d) to (B, ...).
         dim_in: the width d of the elements; not needed if the model has an attribute dim_in.
-        tolerances: by dtype, the largest relative error. The default is 1e-12 for float64 and 1e-6
+        tolerances: by dtype, the largest relative error. The default is 1e-12 for float64 and 1e-5
             for float32.
         processes: whether to test the law that starts another process, which takes a few seconds.
         seed: the seed of the random cases.

@@ -56,7 +56,7 @@ class Report:
 
         An encoder of several passes does not have to be mini-batch consistent in one.
         """
-        excused = CONSISTENCY_LAW if (self.passes or 1) > 1 else None
+        excused = None if self.passes is None else CONSISTENCY_LAW
         return tuple(f.law for f in self.findings if f.verdict == FAILS and f.law != excused)
 
     @property

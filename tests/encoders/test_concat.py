@@ -566,7 +566,7 @@ def test_states_of_two_processes_merge(tmp_path):
         for rank in range(2)
     ]
     try:
-        errors = [process.communicate(timeout=300)[1] for process in running]
+        errors = [process.communicate(timeout=3600)[1] for process in running]
     finally:
         for process in running:
             process.kill()
