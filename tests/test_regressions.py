@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import setfold
+from setfold.core import persist
 from setfold.core.state import SetState
 
 
@@ -191,3 +194,119 @@ def test_the_check_leaves_random_numbers_alone():
 def test_an_encoder_can_be_made_on_the_meta_device():
     with torch.device("meta"):
         assert setfold.SlotSetEncoder(3, 4, 5, 6).slot_mean.is_meta
+
+
+# ---- what is kept between calls ----------------------------------------------------------------
+
+
+def test_fake_tensors_are_not_kept():
+    encoder, elements = make(), draw(1, 9, 3)
+    expected = encoder(elements)
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        encoder.initial_state(1)
+    assert encoder.readout(encoder.update(encoder.initial_state(1), elements)).isfinite().all()
+    with torch.no_grad():
+        torch.testing.assert_close(encoder(elements), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_freed_weights_are_an_error_and_no_crash():
+    encoder, elements = make(), draw(1, 9, 3)
+    with torch.no_grad():
+        encoder(elements)
+        encoder.to_key.weight.untyped_storage().resize_(0)
+        with pytest.raises(setfold.InputError, match="freed"):
+            encoder(elements)
+
+
+def test_half_precision_means_of_many_slots_do_not_overflow():
+    encoder = make(dim_in=8, num_slots=512).float()
+    elements = draw(1, 512, 8).float()
+    with torch.no_grad():
+        expected = encoder(elements)
+        found = encoder.half()(elements.half()).float()
+    assert (found - expected).abs().max() < 0.01 * expected.abs().max()
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("training", [True, False])
+def test_slots_of_a_state_are_its_own(grad, training):
+    encoder = make(slots="learned").train(training)
+    with torch.set_grad_enabled(grad):
+        state = encoder.initial_state()
+    before = state.slots.detach().clone()
+    encoder.slot_values.data.add_(1)
+    assert torch.equal(state.slots, before)
+
+
+def test_writing_to_an_encoding_does_not_change_the_state():
+    encoder = setfold.Pool(3, "sum").double()
+    state = encoder.update(encoder.initial_state(), draw(1, 4, 3))
+    expected = encoder.readout(state).clone()
+    encoder.readout(state).zero_()
+    assert torch.equal(encoder.readout(state), expected)
+
+
+def test_constants_of_a_transform_are_not_kept():
+    with torch.no_grad():
+        torch.func.functionalize(make())(draw(1, 19, 3))
+        assert make(dim_in=5)(draw(1, 19, 5)).isfinite().all()
+
+
+def test_hooks_run_every_time():
+    encoder, elements = make(), draw(2, 20, 3)
+    with torch.no_grad():
+        encoder(elements)
+        encoder.norm.register_forward_hook(lambda module, inputs, output: 7 * output)
+        found = encoder(elements)
+    torch.testing.assert_close(found, encoder(elements), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("length", [9, 600])
+def test_function_transforms(length):
+    encoder, elements = make(), draw(5, 1, length, 3)
+    with torch.no_grad():
+        found = torch.func.vmap(encoder)(elements)
+        expected = encoder(elements[:, 0]).unsqueeze(1)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    weights = {name: p.detach() for name, p in encoder.named_parameters()}
+
+    def loss(weights, one):
+        return torch.func.functional_call(encoder, weights, (one,)).square().sum()
+
+    per_sample = torch.func.vmap(torch.func.grad(loss), (None, 0))(weights, elements)
+    loss(weights := dict(encoder.named_parameters()), elements[2]).backward()
+    expected = weights["to_key.weight"].grad
+    torch.testing.assert_close(per_sample["to_key.weight"][2], expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("length", [9, 600])
+def test_the_meta_device(length):
+    encoder = make().to("meta")
+    assert encoder(torch.empty(1, length, 3, dtype=torch.float64, device="meta")).is_meta
+
+
+def test_read_only_masks_of_a_list_are_the_same_when_they_are_read_again():
+    mask = np.ones((1, 30), bool)
+    mask.flags.writeable = False
+    setfold.fold(make(), [(draw(1, 30, 3), mask), (draw(1, 30, 3), mask)]).sum().backward()
+
+
+CHANGES = {
+    "negative count": lambda named: named | {"count": -named["count"]},
+    "float count": lambda named: named | {"count": named["count"].double()},
+    "counts of other sets": lambda named: named | {"count": named["count"].repeat(2)},
+    "shape": lambda named: named | {"sum.0": named["sum.0"][..., :-1].clone()},
+    "dtype": lambda named: named | {"sum.0": named["sum.0"].long()},
+    "NaN": lambda named: named | {"sum.0": named["sum.0"] * torch.nan},
+    "slots": lambda named: named | {"slots.0": named["slots.0"][0, 0]},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_state_files_of_another_form_are_file_errors(change, tmp_path):
+    encoder, path = make(), tmp_path / "state"
+    encoder.update(encoder.initial_state(), draw(1, 4, 3)).save(path)
+    _, named, description = persist.read(path)
+    persist.write(path, "state", change(named), description)
+    with pytest.raises(setfold.FileError):
+        SetState.load(path)

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from setfold.core.inputs import Chunk
 from setfold.core.state import SetState
-from setfold.core.statistic import Fields, Statistics, check_finite, find_non_finite, join
+from setfold.core.statistic import Fields, Statistics, check_finite, find_non_finite, join, spread
 from setfold.errors import NonFiniteError
+from setfold.kernels.modes import needs_plain_formula
 from setfold.kernels.ragged import Group, group_by_length
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 SHORTCUTS = {  # methods that must give what others give, and those others
     "absorb_groups": ("absorb",),
     "absorb_for_gradients": ("absorb",),
-    "encode_small": ("fields", "prepare", "featurize", "absorb", "finish"),
+    "encode_small": ("fields", "prepare", "_scores", "featurize", "absorb", "finish"),
 }
 Groups = Iterator[Group]
 Arrivals = Iterator[tuple[Tensor, Statistics]]  # indices of some sets, and their new statistics
@@ -196,6 +197,8 @@ def _ragged(
             return
     for sets, rows, mask in groups:
         some = elements[rows]  # (b, length, d)
+        if mask is not None:  # the padding is rows of other sets
+            some = some.masked_fill(~spread(mask, some), 0)
         if context:
             some = encoder.featurize(some, mask, tuple(part[sets] for part in context))
         yield sets, absorb(some, mask, prepared)
@@ -230,7 +233,9 @@ def absorb_groups(
 @cache
 def _is_valid(kind: type, name: str) -> bool:
     author = next(base for base in kind.__mro__ if name in vars(base))
-    return all(getattr(kind, other) is getattr(author, other) for other in SHORTCUTS[name])
+    return all(
+        getattr(kind, other, None) is getattr(author, other, None) for other in SHORTCUTS[name]
+    )
 
 
 # ---- NaN and infinity --------------------------------------------------------------------------
@@ -238,7 +243,7 @@ def _is_valid(kind: type, name: str) -> bool:
 
 def check_result(fields: Fields, statistics: Statistics) -> None:
     """Raise NonFiniteError if statistics are not finite."""
-    if not torch.compiler.is_compiling() and not next(iter(statistics.values()))[0].is_meta:
+    if not needs_plain_formula() and not next(iter(statistics.values()))[0].is_meta:
         check_finite(fields, statistics)
 
 
@@ -248,7 +253,9 @@ def check_elements(encoder: StreamingSetEncoder, chunk: Chunk, frame: tuple[Tens
     Summing all elements takes a fifth of the time that it takes to absorb a large chunk. It is
     left out if a probe of the encoder shows that its statistics hide nothing.
     """
-    if not torch.compiler.is_compiling() and not shows_non_finite(encoder, frame):
+    if needs_plain_formula() or chunk.elements.is_meta:
+        return
+    if not shows_non_finite(encoder, frame):
         chunk.check_finite()
 
 

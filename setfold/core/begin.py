@@ -13,11 +13,13 @@ from setfold.core.state import SetState
 from setfold.core.statistic import Fields
 from setfold.core.weights import Weights, can_be_kept, current_weights, weights_of
 from setfold.errors import StateMismatchError
+from setfold.kernels.modes import needs_plain_formula
 
 if TYPE_CHECKING:
     from setfold.core.encoder import StreamingSetEncoder
 
 FEW = 512  # elements of a set for which calls take longer than arithmetic
+SMALL_DTYPES = (torch.float32, torch.float64)  # others overflow or need more care
 
 
 class Setup(NamedTuple):
@@ -42,6 +44,8 @@ def setup_of(encoder: StreamingSetEncoder) -> Setup:
         if not can_be_kept(tensors):
             return _new_setup(encoder)
         weights = weights_of(encoder, encoder.shaping_modules())
+    if weights.has_hooks:
+        return _new_setup(encoder)
     if weights.kept is None:
         with torch.inference_mode(False), torch.no_grad():  # states may outlive inference mode
             setup = _new_setup(encoder)
@@ -105,7 +109,9 @@ def encode_small(encoder: StreamingSetEncoder, elements: Any, setup: Setup | Non
         elements: (1, n, d), not validated yet.
         setup: of the fold; None with a graph.
     """
-    if not isinstance(elements, Tensor):
+    if not isinstance(elements, Tensor) or elements.dtype not in SMALL_DTYPES:
+        return None
+    if needs_plain_formula() or elements.is_meta:
         return None
     shape = elements.shape
     small = len(shape) == 3 and shape[0] == 1 and 0 < shape[1] <= FEW
@@ -124,9 +130,11 @@ def encode_small(encoder: StreamingSetEncoder, elements: Any, setup: Setup | Non
 def may_keep(encoder: StreamingSetEncoder) -> bool:
     """Whether what is derived from the weights may be used again.
 
-    With a graph, each call must derive its own. And all weights of the encoder must shape its
-    states, because only those are compared.
+    With a graph, each call must derive its own. All weights of the encoder must shape its states,
+    because only those are compared. And it must be one of setfold's, which derive nothing from
+    other attributes.
     """
-    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+    if torch.is_grad_enabled() or needs_plain_formula():
         return False
-    return encoder.shaping_modules() == (encoder,)
+    own = type(encoder).__module__.startswith("setfold.")
+    return own and encoder.shaping_modules() == (encoder,)

@@ -51,6 +51,7 @@ from setfold.core.state import SetState
 from setfold.core.statistic import Fields, Statistics, clear, identity, join, remove
 from setfold.core.weights import WATCH, Weights, first_tensor
 from setfold.errors import InputError
+from setfold.kernels.modes import needs_plain_formula
 
 
 class SetEncoder(nn.Module, ABC):
@@ -245,8 +246,7 @@ class StreamingSetEncoder(SetEncoder):
             frame = validate_slots(slots, self.slot_dims, batch_size, self.first_weight)
             fields, prepared = self.fields(frame), None
         elif num_slots is not None or generator is not None or not may_keep(self):
-            drawn = self.draw_frame(num_slots, generator)
-            frame = tuple(slots.clone() for slots in drawn)  # no optimizer may change a state
+            frame = self.draw_frame(num_slots, generator)
             fields, prepared = self.fields(frame), None
         else:
             frame, fields, prepared, _ = setup_of(self)
@@ -255,7 +255,7 @@ class StreamingSetEncoder(SetEncoder):
             fields,
             identity(fields, batch_size, device),
             torch.zeros(batch_size, dtype=torch.long, device=device),
-            frame=frame,
+            frame=tuple(level.clone() for level in frame),  # no optimizer may change a state
             context=validate_context(context, batch_size, self.has_features),
             weights=current_weights_of(self),
             prepared=prepared,
@@ -314,7 +314,8 @@ class StreamingSetEncoder(SetEncoder):
     def readout(self, state: SetState) -> Tensor:
         """The encoding (B, ...) of what the state has seen. It can be called any number of times."""
         state = recognize(self, state)
-        return self.finish(state.statistics, state.count, self.prepared_for(state))
+        encoding = self.finish(state.statistics, state.count, self.prepared_for(state))
+        return encoding.clone() if _shares_memory(encoding, state.statistics) else encoding
 
     def weights(self, state: SetState, elements: Tensor) -> Tensor:
         """The weight of each element in each vector of the readout: (B, n, K).
@@ -415,3 +416,12 @@ class StreamingSetEncoder(SetEncoder):
             prepared = self.prepared_for(state)
         statistics = absorb_into(self, state, chunk, prepared, combine)
         return state.with_statistics(statistics, combine_counts(state.count, chunk.count(sets)))
+
+
+def _shares_memory(encoding: Tensor, statistics: Statistics) -> bool:
+    """Whether writing to the encoding would change the state."""
+    if needs_plain_formula() or encoding.is_meta:
+        return False
+    address = encoding.untyped_storage().data_ptr()
+    parts = (part for parts in statistics.values() for part in parts)
+    return any(part.untyped_storage().data_ptr() == address for part in parts)

@@ -11,9 +11,19 @@ import torch
 from torch import Tensor
 
 from setfold.core import persist
-from setfold.core.statistic import Fields, Parts, Statistics, describe_fields, fields_from, join
+from setfold.core.statistic import (
+    Fields,
+    Parts,
+    Statistics,
+    describe_fields,
+    fields_from,
+    find_non_finite,
+    join,
+)
 from setfold.core.weights import Weights
 from setfold.errors import FileError, InputError, StateMismatchError
+
+TOTALS = (torch.float64, torch.float32)  # dtypes of statistics; float32 on MPS
 
 
 class SetState:
@@ -284,11 +294,32 @@ class SetState:
         try:
             fields = fields_from(description["fields"])
             weights = Weights.from_digest(str(description["digest"]))
-            return SetState.from_tensors(tensors, fields, weights)
+            state = SetState.from_tensors(tensors, fields, weights)
+            state._check_form()
+            return state
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             if isinstance(error, FileError):
                 raise
             raise FileError(f"{path} is corrupt: {error!r}. Write it again.") from error
+
+    def _check_form(self) -> None:
+        """Raise ValueError unless the tensors have the form that the fields declare."""
+        count = self.count
+        if count.dtype != torch.long or count.dim() != 1 or bool((count < 0).any()):
+            raise ValueError("counts must be int64 (B,), at least 0")
+        for name, field in self.fields.items():
+            for part, shape in zip(self.statistics[name], field.shapes, strict=True):
+                if tuple(part.shape) != (len(self), *shape) or part.dtype not in TOTALS:
+                    raise ValueError(f"{name} must be float64 {(len(self), *shape)}")
+        if bool(find_non_finite(self.fields, self.statistics).any()):
+            raise ValueError("statistics must be finite")
+        for slots in self.frame:
+            if slots.dim() != 3 or slots.shape[0] not in (1, len(self)):
+                raise ValueError(f"slots must be (1, K, h) or ({len(self)}, K, h)")
+            if not bool(slots.isfinite().all()):
+                raise ValueError("slots must be finite")
+        if any(part.shape[:1] != count.shape for part in self.context):
+            raise ValueError(f"contexts must be ({len(self)}, ...)")
 
     def __deepcopy__(self, memo: object) -> SetState:
         """A copy of the values, without a graph."""

@@ -329,7 +329,7 @@ def find_non_finite(fields: Fields, statistics: Statistics) -> Tensor:
     for name, parts in statistics.items():
         for part, empty in zip(parts, fields[name].statistic.empty, strict=True):
             usable = part.isfinite() | (part == empty)
-            found.append(~usable.reshape(len(part), -1).all(1))
+            found.append(~(usable.flatten(1).all(1) if usable.dim() > 1 else usable))
     return torch.stack(found).any(0)
 
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import Module
 
 from setfold.core.persist import digest_of
-from setfold.errors import StateMismatchError
+from setfold.errors import InputError, StateMismatchError
 
 UNKNOWN = "unknown"  # in place of a digest
 WATCH = "_weights_watch"  # the attribute in which an encoder keeps its watch; never pickled
@@ -41,9 +41,19 @@ class Weights:
         tensors: the parameters and buffers themselves; none if only the digest is known.
         kept: what the encoder derived from these weights and wants to use again. It is valid as
             long as the encoder has them.
+        has_hooks: whether modules have hooks, which must run every time.
     """
 
-    __slots__ = ("_digest", "_names", "_structure", "copies", "dtype", "kept", "tensors")
+    __slots__ = (
+        "_digest",
+        "_names",
+        "_structure",
+        "copies",
+        "dtype",
+        "has_hooks",
+        "kept",
+        "tensors",
+    )
 
     def __init__(
         self,
@@ -58,6 +68,7 @@ class Weights:
         self.tensors = tuple(tensor for _, tensor in named)
         self.copies = [_Copy(tensor) for tensor in self.tensors]
         self.dtype = dtype
+        self.has_hooks = False
         self.kept: Any = None
 
     @classmethod
@@ -109,8 +120,11 @@ class _Watch:
         self._owner = weakref.ref(owner)
         inner = _submodules(modules)
         # everything that modules hold, and where; what the owner only reads out with is left out
-        self._homes = [h for m in inner for h in (m._parameters, m._buffers, m._modules)]
-        places = [(home, name, held) for home in self._homes for name, held in home.items()]
+        homes = [h for m in inner for h in (m._parameters, m._buffers, m._modules)]
+        places = [(home, name, held) for home in homes for name, held in home.items()]
+        hooks = [h for m in inner for h in (m._forward_hooks, m._forward_pre_hooks)]
+        has_hooks = any(hooks) or any("forward" in vars(m) for m in inner)
+        self._homes = [*homes, *hooks]
         if owner not in inner:
             self._homes.append(owner._modules)
             children = [(owner._modules, name, child) for name, child in owner._modules.items()]
@@ -125,6 +139,7 @@ class _Watch:
         first = first_tensor(modules)
         dtype = None if first is None else first.dtype
         self.weights = Weights(named, _structure(inner), dtype)
+        self.weights.has_hooks = has_hooks
         fast = [kept for kept in self.weights.copies if kept.is_plain]
         self._others = [kept for kept in self.weights.copies if not kept.is_plain]
         # where the values are and how they are laid out: methods, and what they returned
@@ -171,16 +186,31 @@ class _Copy:
     __slots__ = ("is_plain", "tensor", "values")
 
     def __init__(self, tensor: Tensor) -> None:
+        if _is_freed(tensor):
+            raise InputError(
+                "the memory of a weight was freed, as FSDP does between calls: gather the weights "
+                "before you use the encoder."
+            )
         self.tensor = tensor
         self.values = tensor.detach().clone()
-        self.is_plain = tensor.is_cpu and can_be_kept((tensor,)) and tensor.is_contiguous()
+        ordinary = tensor.is_cpu and can_be_kept((tensor, self.values))
+        self.is_plain = ordinary and tensor.is_contiguous()
 
     def is_current(self) -> bool:
         """Whether dtype, device, shape and values are the same."""
         tensor, values = self.tensor, self.values
         if (tensor.dtype, tensor.device) != (values.dtype, values.device):
             return False
+        if _is_freed(tensor):
+            return False
         return tensor.is_meta or torch.equal(tensor, values)
+
+
+def _is_freed(tensor: Tensor) -> bool:
+    """Whether a tensor has elements and no memory; reading it would end the process."""
+    if tensor.numel() == 0 or tensor.is_meta or not can_be_kept((tensor,)):
+        return False
+    return tensor.untyped_storage().nbytes() == 0
 
 
 def weights_of(encoder: Module, modules: Sequence[Module]) -> Weights:
@@ -192,8 +222,10 @@ def weights_of(encoder: Module, modules: Sequence[Module]) -> Weights:
     """
     found = current_weights(encoder)
     if found is None:
-        watch = vars(encoder)[WATCH] = _Watch(encoder, modules)
+        watch = _Watch(encoder, modules)
         found = watch.weights
+        if can_be_kept(kept.values for kept in found.copies):
+            vars(encoder)[WATCH] = watch
     return found
 
 

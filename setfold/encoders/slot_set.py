@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import normalize, pad
+from torch.nn.functional import linear, normalize, pad
 
 from setfold.core.absorb import Arrivals, Groups
 from setfold.core.encoder import StreamingSetEncoder
@@ -296,8 +296,9 @@ class SlotSetEncoder(StreamingSetEncoder):
         # The algorithm as printed has fewer nodes than one that folds the query into the keys.
         slots = self.norm(self.draw_frame(None, None)[0][0])
         query = self.to_query(slots) * self.dim_out**-0.5
-        weights = weigh(self.to_key(elements) @ query.t(), self.attention)
-        total = (weights.t() @ self.to_value(elements)).unsqueeze(0)
+        key, value = self.to_key, self.to_value
+        weights = weigh(linear(elements, key.weight, key.bias) @ query.t(), self.attention)
+        total = (weights.t() @ linear(elements, value.weight, value.bias)).unsqueeze(0)
         return total / len(elements) if self.aggregate == "mean" else total
 
     def finish(self, statistics: Statistics, count: Count, prepared: Prepared) -> Tensor:

@@ -149,8 +149,10 @@ class Source:
         """What identifies a chunk: where it is in memory, or a checksum if it is read or computed."""
         parts = (chunk.elements, chunk.mask, chunk.index)
         kinds = [None if part is None else (part.shape, part.dtype) for part in parts]
-        elements = given[0] if isinstance(given, tuple | list) else given
-        if isinstance(self._chunks, Sequence) and isinstance(elements, Tensor):
+        own = given if isinstance(given, tuple | list) else (given,)
+        if isinstance(self._chunks, list | tuple | Tiles) and all(
+            part is None or any(part is tensor for tensor in own) for part in parts
+        ):
             if self._marks is None:
                 self._held.append(chunk)
             return kinds, [None if part is None else version(part) for part in parts]

@@ -30,14 +30,17 @@ def autocasts(device: torch.device) -> bool:
 
 
 def needs_plain_formula() -> bool:
-    """Whether a compiler, a function transform or forward-mode AD is active.
+    """Whether a compiler, a tracer, a function transform or forward-mode AD is active.
 
-    They do not support custom autograd functions, or not those that write into buffers.
+    They do not support custom autograd functions, or not those that write into buffers, and the
+    value of a tensor may be unknown. Nothing that is computed meanwhile may be kept.
     """
     return (
         torch.compiler.is_compiling()
         or torch._C._are_functorch_transforms_active()
         or forward_ad._current_level >= 0
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._is_tracing()
     )
 
 

@@ -58,7 +58,7 @@ def slot_sums(
         return _unweighted_sums(elements, mask, projection)
     tracked = torch.is_grad_enabled()
     small = tracked and batch * length <= PLAIN_ROWS
-    if small or _has_own_slots(scores) or needs_plain_formula():
+    if needs_plain_formula() or small or _has_own_slots(scores):
         return plain_sums(elements, mask, attention, scores, projection)
     if isinstance(scores, FoldedScores) and projection is None:
         if tracked:

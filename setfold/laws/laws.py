@@ -88,7 +88,11 @@ def forward(model: Model, case: Case) -> Iterator[Pair]:
             return function()
 
     expected = seeded(lambda: encode_whole(model, model.initial_state(case.batch_size), case))
-    yield seeded(lambda: model(case.elements)), expected
+    found = seeded(lambda: model(case.elements))
+    yield found, expected
+    if isinstance(model, StreamingSetEncoder) and getattr(model, "head", None) is None:
+        same = torch.tensor(found.dtype == expected.dtype == case.elements.dtype)
+        yield same, torch.ones_like(same)
 
 
 @law("permutation", "The order of the elements does not matter.", obstacle=lambda model: None)
@@ -139,6 +143,15 @@ def mask_is_absence(model: Model, case: Case) -> Iterator[Pair]:
         expected = model.readout(model.update(empty, present))
         found = model.update(empty, padded[one], mask=case.mask[one])
         yield model.readout(found), expected
+    if not streams(model):  # a batch in which one set is hidden entirely
+        empty = model.initial_state(case.batch_size)
+        mask = case.mask.clone()
+        mask[0] = False
+        state = model.update(empty, padded, mask=mask)
+        yield model.readout(state)[:1], model.readout(empty)[:1]
+        again = model.update(state, case.elements)
+        once = model.update(empty, case.elements)
+        yield model.readout(again)[:1], model.readout(once)[:1]
 
 
 @law("ragged", "A ragged batch equals its sets one by one.", obstacle=takes("index"))

@@ -156,7 +156,7 @@ class SumAndMax(setfold.StreamingSetEncoder):
         ((total,), (extremum,)) = statistics["sum"], statistics["extremum"]
         if isinstance(count, torch.Tensor):
             extremum = extremum.masked_fill((count == 0).unsqueeze(1), 0)
-        return torch.cat([total, extremum], 1)
+        return torch.cat([total, extremum], 1).to(self.like.dtype)
 
 
 @pytest.mark.parametrize("length", [1, 7, 40_000])

@@ -107,7 +107,7 @@ def test_only_existing_laws_and_encoders_are_excluded_or_restricted():
         assert table.keys() <= names
         assert all(set(kinds) <= set(EXPORTED) for kinds in table.values())
     assert all(not excluded(kind, law) for law in CHEAP for kind in RESTRICTED.get(law.name, ()))
-    assert len(LEFT_OUT) == sum(map(len, EXCLUDED.values())) == 61
+    assert len(LEFT_OUT) == sum(map(len, EXCLUDED.values()))
 
 
 @on_pairs(LEFT_OUT)
@@ -153,7 +153,7 @@ def amplification(model, case, law):
 
 def assert_law(law, model, case):
     """A law holds, up to rounding; in every example it applies and there is something to compare."""
-    assert law.obstacle(model) is None
+    assert law.obstacle(model) is None, "the law does not apply: add the pair to EXCLUDED"
     errors = [difference(*pair) for pair in law.pairs(model, case)]
     assert errors
     error, dtype = max(errors), case.elements.dtype
