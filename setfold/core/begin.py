@@ -36,9 +36,13 @@ def setup_of(encoder: StreamingSetEncoder) -> Setup:
 
     In training mode random slots are drawn by each call, so nothing is kept.
     """
-    if encoder.training or not may_keep(encoder):
+    if encoder.training or torch.is_grad_enabled() or needs_plain_formula():
         return _new_setup(encoder)
     weights = current_weights(encoder)
+    if weights is not None and weights.kept is not None:
+        return weights.kept
+    if not may_keep(encoder):
+        return _new_setup(encoder)
     if weights is None:
         tensors = (t for m in encoder.shaping_modules() for t in (*m.parameters(), *m.buffers()))
         if not can_be_kept(tensors):
@@ -46,11 +50,10 @@ def setup_of(encoder: StreamingSetEncoder) -> Setup:
         weights = weights_of(encoder, encoder.shaping_modules())
     if weights.has_hooks:
         return _new_setup(encoder)
-    if weights.kept is None:
-        with torch.inference_mode(False), torch.no_grad():  # states may outlive inference mode
-            setup = _new_setup(encoder)
-            frame = tuple(slots.clone() for slots in setup.frame)  # no optimizer changes a state
-        weights.kept = setup._replace(frame=frame)
+    with torch.inference_mode(False), torch.no_grad():  # states may outlive inference mode
+        setup = _new_setup(encoder)
+        frame = tuple(slots.clone() for slots in setup.frame)  # no optimizer may change it
+    weights.kept = setup._replace(frame=frame)
     return weights.kept
 
 
@@ -111,7 +114,7 @@ def encode_small(encoder: StreamingSetEncoder, elements: Any, setup: Setup | Non
     """
     if not isinstance(elements, Tensor) or elements.dtype not in SMALL_DTYPES:
         return None
-    if needs_plain_formula() or elements.is_meta:
+    if elements.is_meta or needs_plain_formula():
         return None
     shape = elements.shape
     small = len(shape) == 3 and shape[0] == 1 and 0 < shape[1] <= FEW
