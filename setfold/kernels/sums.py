@@ -92,6 +92,8 @@ def ragged_sums(
     Yields:
         The numbers of some sets (b,), and sum_i W_ij [x_i, 1] (b, K, p + 1) of each.
     """
+    if isinstance(scores, FoldedScores):
+        scores = FoldedScores(scores.matrix.contiguous())
     width, num_slots = elements.shape[1], scores.num_slots
     summed = width if projection is None else projection[0].shape[0]
     most_rows = tile_rows(width + scores.room, elements.element_size())
@@ -219,7 +221,7 @@ def _folded_forward(
         shown = None if mask is None else mask[0]
         return one_tile_sums(elements[0], shown, attention, matrix).unsqueeze_(0)
     rows = min(rows, batch * length)
-    matrix, offset = matrix[:-1].contiguous(), matrix[-1]
+    matrix, offset = matrix[:-1].contiguous(), matrix[-1].contiguous()
     sums = elements.new_zeros(batch, num_slots, width + 1, dtype=precise)
     total, mass = sums[..., :-1], sums[..., -1]
     ones, room = elements.new_ones(num_slots), elements.new_empty(rows, num_slots)
@@ -293,7 +295,7 @@ class _FoldedSums(torch.autograd.Function):
             return of_elements, None, None, None, of_matrix
         batch, length, width = elements.shape
         num_slots = augmented.shape[1]
-        matrix, offset = augmented[:-1].contiguous(), augmented[-1]
+        matrix, offset = augmented[:-1].contiguous(), augmented[-1].contiguous()
         sums_grad = sums_grad.to(elements.dtype)  # (B, K, d + 1)
         total_grad, mass_grad = sums_grad[..., :-1].contiguous(), sums_grad[..., -1]
         upstream = total_grad.transpose(1, 2).contiguous()  # (B, d, K)
