@@ -24,7 +24,7 @@ from bench.peers import PEERS
 from bench.plan import FULL, MIDDLE, NARROW, QUICK, SHAPES, SMALL_LENGTHS, Plan
 from bench.results import Results, pass_name
 
-PARTS = ("peers", "encoders", "gradients", "files")
+PARTS = ("peers", "small", "encoders", "gradients", "files")
 FILE_WIDTH = 145  # columns of output to a pipe or a file
 
 
@@ -45,6 +45,7 @@ def steps(plan: Plan, directory: Path, only: str | None = None) -> list[Step]:
     """
     parts = {
         "peers": peer_steps(plan),
+        "small": small_steps(plan),
         "encoders": encoder_steps(plan),
         "gradients": gradient_steps(plan, directory),
         "files": file_steps(plan, directory),
@@ -79,6 +80,12 @@ def peer_steps(plan: Plan) -> list[Step]:
     for shape in (MIDDLE, NARROW):
         run = partial(streams.compare_ragged, plan=plan, shape=shape)
         found.append(Step(f"short sets, {shape}", run))
+    return found
+
+
+def small_steps(plan: Plan) -> list[Step]:
+    """Return the measurements of small calls."""
+    found = [RECYCLE]
     for shape in SHAPES:
         run = partial(speed.compare_small, plan=plan, shape=shape)
         found.append(Step(f"small sets, {shape}", run))
