@@ -11,7 +11,7 @@ from torch import Tensor
 from setfold.core.absorb import takes_shortcut
 from setfold.core.state import SetState
 from setfold.core.statistic import Fields
-from setfold.core.weights import Weights, can_be_kept, current_weights, weights_of
+from setfold.core.weights import Weights, can_be_kept, kept_for, weights_of
 from setfold.errors import StateMismatchError
 from setfold.kernels.modes import needs_plain_formula
 
@@ -38,23 +38,19 @@ def setup_of(encoder: StreamingSetEncoder) -> Setup:
     """
     if encoder.training or torch.is_grad_enabled() or needs_plain_formula():
         return _new_setup(encoder)
-    weights = current_weights(encoder)
-    if weights is not None and weights.kept is not None:
-        return weights.kept
-    if not may_keep(encoder):
+    kept: Setup | None = kept_for(encoder)
+    if kept is not None:
+        return kept
+    if not may_keep(encoder) or not can_be_kept((*encoder.parameters(), *encoder.buffers())):
         return _new_setup(encoder)
-    if weights is None:
-        tensors = (t for m in encoder.shaping_modules() for t in (*m.parameters(), *m.buffers()))
-        if not can_be_kept(tensors):
-            return _new_setup(encoder)
-        weights = weights_of(encoder, encoder.shaping_modules())
+    weights = weights_of(encoder, encoder.shaping_modules())
     if weights.has_hooks:
         return _new_setup(encoder)
     with torch.inference_mode(False), torch.no_grad():  # states may outlive inference mode
         setup = _new_setup(encoder)
         frame = tuple(slots.clone() for slots in setup.frame)  # no optimizer may change it
-    weights.kept = setup._replace(frame=frame)
-    return weights.kept
+    kept = weights.kept = setup._replace(frame=frame)
+    return kept
 
 
 def _new_setup(encoder: StreamingSetEncoder) -> Setup:

@@ -2,8 +2,9 @@
 
 Two states may be merged only if the same weights produced both, and an encoder may only continue a
 state that its current weights produced. A `Weights` object is a copy of the weights at one moment.
-Comparing with the copy costs a few microseconds, and notices every change of a value, however it
-was made: by an optimizer, `load_state_dict`, `parameter.data` or a numpy array that shares memory.
+Comparing with the copy takes a few microseconds for an encoder and a millisecond for eight million
+weights. It notices every change of a value, however it was made: by an optimizer,
+`load_state_dict`, `parameter.data` or a numpy array that shares memory.
 Across processes a digest of the copy takes its place.
 """
 
@@ -220,19 +221,20 @@ def weights_of(encoder: Module, modules: Sequence[Module]) -> Weights:
         encoder: the encoder.
         modules: those of its modules whose structure, parameters and buffers shape the state.
     """
-    found = current_weights(encoder)
-    if found is None:
-        watch = _Watch(encoder, modules)
-        found = watch.weights
-        if can_be_kept(kept.values for kept in found.copies):
-            vars(encoder)[WATCH] = watch
-    return found
-
-
-def current_weights(encoder: Module) -> Weights | None:
-    """The weights that were last asked for, if the encoder still has them; else None."""
     watch: _Watch | None = vars(encoder).get(WATCH)
-    return watch.weights if watch is not None and watch.is_current(encoder) else None
+    if watch is None or not watch.is_current(encoder):
+        watch = _Watch(encoder, modules)
+        if can_be_kept(kept.values for kept in watch.weights.copies):
+            vars(encoder)[WATCH] = watch
+    return watch.weights
+
+
+def kept_for(encoder: Module) -> Any:
+    """What was kept with the encoder's weights, if it still has them; else None."""
+    watch: _Watch | None = vars(encoder).get(WATCH)
+    if watch is None or watch.weights.kept is None or not watch.is_current(encoder):
+        return None
+    return watch.weights.kept
 
 
 def first_tensor(modules: Iterable[Module]) -> Tensor | None:
