@@ -51,8 +51,8 @@ def forward(model, sets):
 
 
 @torch.no_grad()
-def update_merge_readout(model):
-    empty, elements = model.initial_state(2), torch.ones(2, 50, 3)
+def update_merge_readout(model, sets):
+    empty, elements = model.initial_state(sets), torch.ones(sets, 50, 3)
     left, right = model.update(empty, elements), model.update(empty, elements)
     model.readout(left.merge(right))
 
@@ -74,9 +74,10 @@ def test_forward():
 
 def test_update_merge_readout():
     model = encoder()
-    assert [len(files_of(lambda: update_merge_readout(model)))] == said(
-        r"These pass through (\d+) files"
-    )
+    numbers = [
+        len(files_of(lambda sets=sets: update_merge_readout(model, sets))) for sets in (2, 1)
+    ]
+    assert numbers == said(r"They pass through (\d+) files, for one small chunk through (\d+)")
 
 
 def test_exact_fold():

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 SHORTCUTS = {  # methods that must give what others give, and those others
     "absorb_groups": ("absorb",),
     "absorb_for_gradients": ("absorb",),
+    "absorb_small": ("fields", "prepare", "_scores", "featurize", "absorb"),
     "encode_small": ("fields", "prepare", "_scores", "featurize", "absorb", "finish"),
 }
 Groups = Iterator[Group]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from setfold.core.absorb import takes_shortcut
+from setfold.core.absorb import shows_non_finite, takes_shortcut
 from setfold.core.state import SetState
-from setfold.core.statistic import Fields
+from setfold.core.statistic import Fields, is_finite, join
 from setfold.core.weights import Weights, can_be_kept, kept_for, weights_of
 from setfold.errors import StateMismatchError
 from setfold.kernels.modes import needs_plain_formula
@@ -124,6 +125,43 @@ def encode_small(encoder: StreamingSetEncoder, elements: Any, setup: Setup | Non
         return None
     shown = encoding.detach() if encoding.requires_grad else encoding
     return encoding if math.isfinite(shown.sum().item()) else None
+
+
+def update_small(encoder: StreamingSetEncoder, state: Any, elements: Any) -> SetState | None:
+    """The state after one small chunk, by `encoder.absorb_small`; None if anything is unusual.
+
+    Args:
+        encoder: the encoder.
+        state: of one set, not recognized yet.
+        elements: (1, n, d), not validated yet.
+    """
+    if torch.is_grad_enabled() or needs_plain_formula():
+        return None
+    if not (isinstance(state, SetState) and isinstance(elements, Tensor)):
+        return None
+    count, prepared, weights, shape = state.count, state.prepared, state.weights, elements.shape
+    if prepared is None or state.context or len(shape) != 3 or shape[0] != 1 or len(count) != 1:
+        return None
+    if not 0 < shape[1] <= FEW or shape[2] != encoder.dim_in or elements.dtype != weights.dtype:
+        return None
+    if elements.device != count.device or not takes_shortcut(encoder, "absorb_small"):
+        return None
+    if not (weights.are_of(encoder) and shows_non_finite(encoder, state.frame)):
+        return None
+    found = encoder.absorb_small(elements.squeeze(0), prepared)
+    if found is None:
+        return None
+    statistics = join(state.fields, state.statistics, found)
+    if not is_finite(statistics):
+        return None
+    return state.with_statistics(statistics, count + _number(shape[1], count.device))
+
+
+@cache
+def _number(number: int, device: torch.device) -> Tensor:
+    """A number as a tensor; adding it takes less time than adding a Python number."""
+    with torch.inference_mode(False):
+        return torch.tensor(number, device=device)
 
 
 def may_keep(encoder: StreamingSetEncoder) -> bool:

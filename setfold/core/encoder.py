@@ -44,6 +44,7 @@ from setfold.core.begin import (
     may_keep,
     recognize,
     setup_of,
+    update_small,
 )
 from setfold.core.inputs import Chunk, validate_context, validate_slots, validate_whole_sets
 from setfold.core.readout import Count
@@ -142,6 +143,13 @@ class StreamingSetEncoder(SetEncoder):
         Override it to skip work. It is called only if no statistic needs its value for `pull`.
         """
         return self.absorb(elements, mask, prepared)
+
+    def absorb_small(self, elements: Tensor, prepared: Any) -> Statistics | None:
+        """The statistics (1, ...) of one small chunk (n, d) without a mask, in as few calls as possible.
+
+        None, the default, uses `absorb`. It is called without a graph, with n at least 1.
+        """
+        return None
 
     def encode_small(self, elements: Tensor, prepared: Any) -> Tensor | None:
         """The encoding (1, ...) of one small set (n, d) without a mask, in as few calls as possible.
@@ -282,6 +290,10 @@ class StreamingSetEncoder(SetEncoder):
             NonFiniteError: an element that is present is NaN or infinite.
             StateMismatchError: the state belongs to another model.
         """
+        if mask is None and index is None and not torch.compiler.is_compiling():
+            updated = update_small(self, state, elements)
+            if updated is not None:
+                return updated
         return self._combine(state, Chunk(elements, mask, index), join, torch.add)
 
     def remove(

@@ -323,6 +323,15 @@ def check_finite(fields: Fields, statistics: Statistics) -> None:
                 )
 
 
+def is_finite(statistics: Statistics) -> bool:
+    """Whether all parts are finite, judged by their sums."""
+    for parts in statistics.values():
+        for part in parts:
+            if not math.isfinite(part.sum().item()):
+                return False
+    return True
+
+
 def find_non_finite(fields: Fields, statistics: Statistics) -> Tensor:
     """Which sets (B,) have a part that is not finite; infinities of empty sets are allowed."""
     found = []

@@ -10,13 +10,11 @@ Across processes a digest of the copy takes its place.
 
 from __future__ import annotations
 
-import ctypes
-import os
 import weakref
 from collections.abc import Iterable, Sequence
 from copy import copy
+from ctypes import c_char
 from itertools import chain
-from operator import is_
 from typing import Any
 
 import torch
@@ -28,10 +26,6 @@ from setfold.errors import InputError, StateMismatchError
 
 UNKNOWN = "unknown"  # in place of a digest
 WATCH = "_weights_watch"  # the attribute in which an encoder keeps its watch; never pickled
-
-_memcmp = ctypes.PyDLL("msvcrt" if os.name == "nt" else None).memcmp
-_memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-_memcmp.restype = ctypes.c_int
 
 
 class Weights:
@@ -120,59 +114,66 @@ class _Watch:
     def __init__(self, owner: Module, modules: Sequence[Module]) -> None:
         self._owner = weakref.ref(owner)
         inner = _submodules(modules)
-        # everything that modules hold, and where; what the owner only reads out with is left out
         homes = [h for m in inner for h in (m._parameters, m._buffers, m._modules)]
-        places = [(home, name, held) for home in homes for name, held in home.items()]
         hooks = [h for m in inner for h in (m._forward_hooks, m._forward_pre_hooks)]
         has_hooks = any(hooks) or any("forward" in vars(m) for m in inner)
-        self._homes = [*homes, *hooks]
-        if owner not in inner:
-            self._homes.append(owner._modules)
-            children = [(owner._modules, name, child) for name, child in owner._modules.items()]
-            places += [place for place in children if place[2] in inner]
-        self._lengths = [len(home) for home in self._homes]
-        self._places = [(home, name) for home, name, _ in places]
-        self._held = [held for _, _, held in places]
+        self._homes = [*homes, *hooks] if owner in inner else [*homes, *hooks, owner._modules]
+        self._held = [dict(home) for home in self._homes]
+        tensors = [
+            (home, name, held)
+            for home in homes
+            for name, held in home.items()
+            if isinstance(held, Tensor)
+        ]
+        self._single = [place for place in tensors if place[2].numel() == 1]
         settings = [(vars(m), name, value) for m in inner for name, value in _settings(m)]
         self._settings = [(attributes, name) for attributes, name, _ in settings]
         self._values = [copy(value) for _, _, value in settings]
-        named = [(name, held) for _, name, held in places if isinstance(held, Tensor)]
         first = first_tensor(modules)
         dtype = None if first is None else first.dtype
-        self.weights = Weights(named, _structure(inner), dtype)
+        self.weights = Weights([place[1:] for place in tensors], _structure(inner), dtype)
         self.weights.has_hooks = has_hooks
-        fast = [kept for kept in self.weights.copies if kept.is_plain]
-        self._others = [kept for kept in self.weights.copies if not kept.is_plain]
-        # where the values are and how they are laid out: methods, and what they returned
-        self._layouts = [
-            method
-            for kept in fast
-            for method in (kept.tensor.data_ptr, kept.tensor.numel, kept.tensor.stride)
+        plain = [kept for kept in self.weights.copies if kept.bytes is not None]
+        self._others = [kept for kept in self.weights.copies if kept.bytes is None]
+        self._tensors = [kept.tensor for kept in plain]
+        self._layout = self._layout_now()
+        self._copied: list[Any] = [kept.bytes for kept in plain]
+        self._memory = [
+            (c_char * kept.tensor.nbytes).from_address(kept.tensor.data_ptr()) for kept in plain
         ]
-        self._laid_out = [method() for method in self._layouts]
-        self._addresses = [kept.tensor.data_ptr() for kept in fast]
-        self._copied = [kept.values.data_ptr() for kept in fast]
-        self._sizes = [kept.values.nbytes for kept in fast]
 
     def is_current(self, encoder: Module) -> bool:
         """Whether this is the encoder, and nothing has changed.
 
-        It runs in every update, so it is written for speed.
+        It runs in every update, so it is written for speed: comparing lists leaves the loops to C.
         """
         if self._owner() is not encoder:  # a copy of the encoder
             return False
-        if not all(map(is_, [home.get(name) for home, name in self._places], self._held)):
-            return False
-        if [len(home) for home in self._homes] != self._lengths:
+        for home, name, held in self._single:  # tensors that == could compare
+            if home.get(name) is not held:
+                return False
+        try:
+            if self._homes != self._held:
+                return False
+        except (RuntimeError, TypeError, ValueError):  # another tensor: == has no truth value
             return False
         if [attributes.get(name) for attributes, name in self._settings] != self._values:
             return False
-        if [method() for method in self._layouts] != self._laid_out:
+        if self._layout_now() != self._layout:  # the memory may have been freed
             return all(kept.is_current() for kept in self.weights.copies)
-        # libc's memcmp is three to five times faster than torch.equal
-        if any(map(_memcmp, self._addresses, self._copied, self._sizes)):
+        # a bytearray compares its bytes with any memory, by memcmp
+        if self._copied != self._memory:
             return False
         return all(kept.is_current() for kept in self._others)
+
+    def _layout_now(self) -> tuple[list[Any], ...]:
+        """Where the values are and how they are laid out."""
+        tensors = self._tensors
+        return (
+            [*map(Tensor.data_ptr, tensors)],
+            [*map(Tensor.numel, tensors)],
+            [*map(Tensor.stride, tensors)],
+        )
 
 
 class _Copy:
@@ -181,10 +182,11 @@ class _Copy:
     Attributes:
         tensor: the tensor.
         values: the copy.
-        is_plain: whether both are contiguous and on the CPU, so that their bytes can be compared.
+        bytes: the memory of the copy; None unless the tensor is contiguous and on the CPU, so that
+            their bytes can be compared.
     """
 
-    __slots__ = ("is_plain", "tensor", "values")
+    __slots__ = ("bytes", "tensor", "values")
 
     def __init__(self, tensor: Tensor) -> None:
         if _is_freed(tensor):
@@ -193,9 +195,13 @@ class _Copy:
                 "before you use the encoder."
             )
         self.tensor = tensor
-        self.values = tensor.detach().clone()
-        ordinary = tensor.is_cpu and can_be_kept((tensor, self.values))
-        self.is_plain = ordinary and tensor.is_contiguous()
+        self.bytes: bytearray | None = None
+        if tensor.is_cpu and can_be_kept((tensor,)) and tensor.is_contiguous() and tensor.numel():
+            self.bytes = bytearray(tensor.nbytes)
+            flat = torch.frombuffer(self.bytes, dtype=tensor.dtype)
+            self.values = flat.view(tensor.shape).copy_(tensor.detach())
+        else:
+            self.values = tensor.detach().clone()
 
     def is_current(self) -> bool:
         """Whether dtype, device, shape and values are the same."""

@@ -282,6 +282,15 @@ class SlotSetEncoder(StreamingSetEncoder):
             for sets, sums in summed:
                 yield sets, {"sum": (sums,)}
 
+    def absorb_small(self, elements: Tensor, prepared: Prepared) -> Statistics | None:
+        scores = prepared.scores
+        if self.field_names != ("sum",) or not isinstance(scores, FoldedScores):
+            return None
+        if autocasts(elements.device):
+            return None
+        sums = one_tile_sums(elements, None, self.attention, scores.matrix)
+        return {"sum": (sums.unsqueeze_(0),)}
+
     def encode_small(self, elements: Tensor, prepared: Prepared | None) -> Tensor | None:
         if self.aggregate not in ("sum", "mean") or self.similarity != "dot" or not self.folded:
             return None

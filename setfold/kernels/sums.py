@@ -27,6 +27,7 @@ from setfold.kernels.tiles import is_one_tile, tile_rows, tiles
 
 PLAIN_ROWS = 4096  # up to here plain autograd is faster than recomputing
 PACK_SETS = 256  # sets of a ragged batch whose sums are made together
+FEW_ROWS = 64  # of a product for which transposing takes longer than it saves
 
 
 def slot_sums(
@@ -202,9 +203,10 @@ def _unweighted_sums(
 def transposed_product(left: Tensor, right: Tensor) -> Tensor:
     """left^T right for tall (r, p) and (r, q), with the narrower one transposed.
 
-    The matrix library is several times slower with a narrow right-hand side.
+    The matrix library is several times slower with a narrow right-hand side if there are many rows.
     """
-    if right.shape[1] < left.shape[1]:
+    rows, width = left.shape
+    if right.shape[1] < width and rows > FEW_ROWS:
         return torch.mm(right.t(), left).t()
     return torch.mm(left.t(), right)
 

@@ -14,7 +14,7 @@ from torch.testing import assert_close
 import setfold
 from setfold.core import absorb
 from setfold.core.statistic import Field, Max, Min, Sum
-from tests.small import AGGREGATES, TIGHT, assert_same_state, draw, make
+from tests.small import AGGREGATES, TIGHT, assert_same_state, draw, make, moved
 
 BAD = [torch.nan, torch.inf, -torch.inf]
 LARGE = (
@@ -391,3 +391,81 @@ def test_threads_may_use_one_state():
         thread.join()
     for number, chunk in enumerate(chunks):
         assert_close(found[number], encoder(chunk.repeat(1, 50, 1)), **TIGHT)
+
+
+# ---- one small chunk ----------------------------------------------------------------------------
+
+SMALL = {
+    "sum": {"aggregate": "sum"},
+    "mean": {},
+    "weighted mean and mass": {"aggregate": ["weighted_mean", "mass"]},
+    "softmax": {"attention": "softmax"},
+    "without bias": {"bias": False},
+    "learned": {"slots": "learned"},
+}
+
+
+@pytest.mark.parametrize("options", SMALL.values(), ids=SMALL)
+@torch.no_grad()
+def test_small_chunks_give_the_state_that_a_batch_gives(options, monkeypatch):
+    encoder, taken = moved(slot_set(**options)), []
+    original = setfold.SlotSetEncoder.absorb_small
+
+    def noted(self, elements, prepared):
+        taken.append(len(elements))
+        return original(self, elements, prepared)
+
+    monkeypatch.setattr(setfold.SlotSetEncoder, "absorb_small", noted)
+    one, pair = encoder.initial_state(), encoder.initial_state(2)
+    for seed, length in enumerate((1, 2, 65, 512, 513)):
+        elements = draw(1, length, 3, seed=seed)
+        one = encoder.update(one, elements)
+        pair = encoder.update(pair, elements.expand(2, -1, -1))
+    assert taken == [1, 2, 65, 512]
+    assert_same_state(one, pair[0])
+
+
+@torch.no_grad()
+def test_a_state_with_one_slot_takes_small_chunks():
+    encoder = moved(slot_set())
+    state = encoder.initial_state(num_slots=1)
+    for seed in range(3):
+        state = encoder.update(state, draw(1, 2, 3, seed=seed))
+    expected = torch.cat([draw(1, 2, 3, seed=seed) for seed in range(3)], 1).sum(1)
+    assert_close(state.statistics["sum"][0][:, 0, :-1], expected, **TIGHT)
+    assert_close(state.statistics["sum"][0][:, 0, -1], torch.tensor([6.0]).double(), **TIGHT)
+
+
+@pytest.mark.parametrize("bad", BAD)
+@torch.no_grad()
+def test_a_small_chunk_that_is_not_finite_is_named(bad):
+    encoder = moved(slot_set())
+    state = encoder.update(encoder.initial_state(), draw(1, 5, 3))
+    before, elements = copy.deepcopy(state), draw(1, 5, 3)
+    elements[0, 2, 1] = bad
+    with pytest.raises(setfold.NonFiniteError, match=r"elements\[0, 2, 1\]"):
+        encoder.update(state, elements)
+    assert_same_state(state, before)
+
+
+@pytest.mark.parametrize("method", ["absorb", "prepare", "featurize"])
+@torch.no_grad()
+def test_small_chunks_respect_what_a_subclass_overrides(method):
+    def absorb(self, elements, mask, prepared):
+        return setfold.SlotSetEncoder.absorb(self, 2 * elements, mask, prepared)
+
+    def prepare(self, frame):
+        return setfold.SlotSetEncoder.prepare(self, (2 * frame[0] ** 3,))
+
+    def featurize(self, elements, mask, context):
+        return elements + 1
+
+    override = {"absorb": absorb, "prepare": prepare, "featurize": featurize}[method]
+    own = {"__module__": "setfold.changed"}  # of setfold's encoders the prepared part is kept
+    changed = type("Changed", (setfold.SlotSetEncoder,), {method: override, **own})
+    encoder = moved(changed(3, 4, 6, 5))
+    state = encoder.initial_state()
+    for part in draw(1, 6, 3).split(2, 1):
+        state = encoder.update(state, part)
+    batch = encoder(draw(1, 6, 3).expand(2, -1, -1))  # takes no shortcut
+    assert_close(encoder.readout(state), batch[:1], **TIGHT)
