@@ -31,6 +31,13 @@ class OnError(StrEnum):
     SKIP = "skip"
 
 
+class DtypeName(StrEnum):
+    """In which dtype to compute."""
+
+    FLOAT32 = "float32"
+    FLOAT64 = "float64"
+
+
 class EngineName(StrEnum):
     """Where to compute."""
 
@@ -138,6 +145,13 @@ def encode(
             help="Also save the states to this .arrow file, to update and merge them later."
         ),
     ] = None,
+    dtype: Annotated[
+        DtypeName | None,
+        typer.Option(
+            help="Compute in this dtype. Default: that of the model. States keep it: update, merge "
+            "and readout use the same."
+        ),
+    ] = None,
     memory: Memory = "2GB",
     on_error: OnErrorOption = OnError.STOP,
     engine: EngineOption = EngineName.LOCAL,
@@ -164,7 +178,8 @@ def encode(
 
     skip = on_error is OnError.SKIP
     if dry_run:
-        _print_facts(_estimate(encoder, inputs, column, features, explode, memory, skip), as_json)
+        facts = _estimate(encoder, inputs, column, features, explode, dtype, memory, skip)
+        _print_facts(facts, as_json)
         return
     _run(
         encode_sets,
@@ -176,6 +191,7 @@ def encode(
         features=features,
         explode=explode,
         states=states,
+        dtype=dtype,
         memory=memory,
         skip_errors=skip,
         engine=engine,
@@ -353,16 +369,24 @@ def _estimate(
     column: str | None,
     features: str | None,
     explode: bool,
+    dtype: str | None,
     memory: str,
     skip: bool,
 ) -> dict[str, Any]:
     """Return what encoding would read, and an estimate of the time from the first rows."""
     from setfold.files.columns import ColumnSpec, features_of
-    from setfold.files.request import ReadOptions, build_plan, prepare_encoder, with_defaults
+    from setfold.files.request import (
+        ReadOptions,
+        build_plan,
+        cast_encoder,
+        prepare_encoder,
+        with_defaults,
+    )
 
     options = with_defaults({"memory": memory, "skip_errors": skip}, ReadOptions)
     columns = ColumnSpec(features_of(features), column, explode)
-    plan = build_plan(prepare_encoder(model), inputs, columns, options)
+    encoder = cast_encoder(prepare_encoder(model), dtype)
+    plan = build_plan(encoder, inputs, columns, options)
     facts: dict[str, Any] = {
         "files": len(plan.inputs),
         "bytes": plan.bytes,

@@ -9,6 +9,7 @@ from typing import Unpack
 
 from torch import nn
 
+from setfold.core.encoder import StreamingSetEncoder
 from setfold.errors import InputError, StateMismatchError
 from setfold.files.columns import ColumnSpec, features_of, format_features
 from setfold.files.engines import local
@@ -19,8 +20,10 @@ from setfold.files.request import (
     ReadOptions,
     RunOptions,
     build_plan,
+    cast_encoder,
     check_states_path,
     describe_request,
+    dtype_of,
     execute,
     prepare_encoder,
     resolve_path,
@@ -41,6 +44,7 @@ def encode_sets(
     features: str | Sequence[str] | None = None,
     explode: bool = False,
     states: str | Path | None = None,
+    dtype: str | None = None,
     **options: Unpack[ReadOptions],
 ) -> Summary:
     """Encode all sets in some files and write one vector per set.
@@ -57,6 +61,8 @@ def encode_sets(
             such strings. Defaults to all numeric columns except the set column.
         explode: Whether each row holds many elements, stored as lists.
         states: An .arrow file for the states, which can be updated and merged later.
+        dtype: Compute in "float32" or "float64". If None, in the dtype of the model. The model itself
+            is not changed.
         options: Options of the run, such as memory="4GB", resume=True, skip_errors=True or
             engine="ray". `setfold.files.request.ReadOptions` lists all of them.
 
@@ -72,7 +78,8 @@ def encode_sets(
     2 [2, 1]
     """
     settings = with_defaults(options, ReadOptions)
-    encoder, engine = prepare_encoder(model), select_engine(settings)
+    encoder = cast_encoder(prepare_encoder(model), dtype)
+    engine = select_engine(settings)
     columns = ColumnSpec(features_of(features), set, explode)
     states_path = None if states is None else check_states_path(states)
 
@@ -81,12 +88,18 @@ def encode_sets(
         outputs = [Output(Path(out), sink_for(Path(out)), holds_states=False)]
         if states_path is not None:
             stamps = resolve_stamps(plan.inputs)
-            provenance = Provenance(model_to_bytes(encoder), stamps, plan.task.columns)
+            saved = model_to_bytes(encoder)
+            provenance = Provenance(saved, stamps, plan.task.columns, dtype_of(encoder))
             outputs.append(Output(states_path, ArrowSink, True, provenance.metadata()))
         return plan, outputs
 
     request = describe_request(
-        "encode", inputs, out, columns=asdict(columns), states=resolve_path(states)
+        "encode",
+        inputs,
+        out,
+        columns=asdict(columns),
+        states=resolve_path(states),
+        dtype=dtype,
     )
     return execute(request, prepare, engine, settings)
 
@@ -112,7 +125,8 @@ def update_states(
         states: A state file, written by `encode_sets`.
         inputs: Files, folders or glob patterns.
         out: The .arrow file for the new states. If None, the old file is replaced.
-        model: The model that computed the states. If None, the model in the state file.
+        model: The model that computed the states. If None, the model in the state file. It computes
+            in the dtype of the states.
         allow: Import paths of your own classes that the state file may use.
         set: As for `encode_sets`. Defaults to what was used when the states were computed, as do
             `features` and `explode`.
@@ -139,7 +153,7 @@ def update_states(
     requested = ColumnSpec(features_of(features), set, explode)
 
     def prepare() -> PlanAndOutputs:
-        encoder = prepare_encoder(_load_model([old], model, allow))
+        encoder = _load_encoder([old], model, allow)
         columns = _merge_columns(requested, read_provenance(old)[2].columns, old)
         plan = build_plan(encoder, inputs, columns, settings, [old])
         known = _collect_inputs([old], again)
@@ -150,7 +164,8 @@ def update_states(
                 f"{old} already contains {repeated[0]}, which would count twice "
                 f"({len(repeated)} such files). Omit these inputs, or add them again with --again."
             )
-        provenance = Provenance(model_to_bytes(encoder), known | added, plan.task.columns)
+        saved, dtype = model_to_bytes(encoder), dtype_of(encoder)
+        provenance = Provenance(saved, known | added, plan.task.columns, dtype)
         return plan, [Output(new, ArrowSink, True, provenance.metadata())]
 
     request = describe_request(
@@ -198,9 +213,10 @@ def merge_states(
     paths, new = [Path(path) for path in states], check_states_path(out)
 
     def prepare() -> PlanAndOutputs:
-        encoder = prepare_encoder(_load_model(paths, model, allow))
+        encoder = _load_encoder(paths, model, allow)
         columns = read_provenance(paths[0])[2].columns
-        provenance = Provenance(model_to_bytes(encoder), _collect_inputs(paths, again), columns)
+        inputs, dtype = _collect_inputs(paths, again), dtype_of(encoder)
+        provenance = Provenance(model_to_bytes(encoder), inputs, columns, dtype)
         plan = build_plan(encoder, (), ColumnSpec(None, None), settings, paths)
         return plan, [Output(new, ArrowSink, True, provenance.metadata())]
 
@@ -240,7 +256,7 @@ def readout_states(
     settings = with_defaults(options, RunOptions)
 
     def prepare() -> PlanAndOutputs:
-        encoder = prepare_encoder(_load_model([Path(states)], model, allow))
+        encoder = _load_encoder([Path(states)], model, allow)
         plan = build_plan(encoder, (), ColumnSpec(None, None), settings, [Path(states)])
         return plan, [Output(Path(out), sink_for(Path(out)), holds_states=False)]
 
@@ -294,15 +310,28 @@ def _collect_inputs(paths: Sequence[Path], again: bool) -> dict[str, list[int]]:
     return known
 
 
-def _load_model(paths: Sequence[Path], model: nn.Module | None, allow: Iterable[str]) -> nn.Module:
+def _load_encoder(
+    paths: Sequence[Path], model: nn.Module | None, allow: Iterable[str]
+) -> StreamingSetEncoder:
+    """Return the given model, or that of the first state file, in the dtype of the states.
+
+    Raises:
+        StateMismatchError: The files were computed in different dtypes, or contain no model.
+    """
     if not paths:
         raise InputError("expected at least one state file; got none.")
-    if model is not None:
-        return model
-    content = read_provenance(paths[0])[2].model
-    if content is None:
-        raise StateMismatchError(
-            f"{paths[0]} does not contain the model that computed it, because that model could not "
-            "be saved. Pass it with --model."
-        )
-    return model_from_bytes(content, allow)
+    first, *others = (read_provenance(path)[2] for path in paths)
+    for path, other in zip(paths[1:], others, strict=True):
+        if other.dtype != first.dtype:
+            raise StateMismatchError(
+                f"{paths[0]} was computed in {first.dtype}, {path} in {other.dtype}, and such "
+                "states cannot be merged. Compute one of them again with the --dtype of the other."
+            )
+    if model is None:
+        if first.model is None:
+            raise StateMismatchError(
+                f"{paths[0]} does not contain the model that computed it, because that model could "
+                "not be saved. Pass it with --model."
+            )
+        model = model_from_bytes(first.model, allow)
+    return cast_encoder(prepare_encoder(model), first.dtype)

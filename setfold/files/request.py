@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 from setfold.core.encoder import StreamingSetEncoder
+from setfold.core.models import DTYPES
 from setfold.errors import InputError
 from setfold.files.budget import parse_size
 from setfold.files.columns import ColumnSpec
@@ -119,6 +121,31 @@ def prepare_encoder(model: nn.Module) -> StreamingSetEncoder:
         f"expected a streaming set encoder; got {type(model).__name__}, which cannot be folded. "
         "Run setfold.check to see why."
     )
+
+
+def cast_encoder(encoder: StreamingSetEncoder, dtype: str | None) -> StreamingSetEncoder:
+    """Return a copy of an encoder that computes in another dtype, or the encoder itself.
+
+    Args:
+        encoder: The encoder.
+        dtype: Such as "float64"; None for the dtype that the encoder has.
+    """
+    if dtype is None or dtype_of(encoder) == dtype:
+        return encoder
+    if dtype not in DTYPES:
+        raise InputError(f"dtype must be one of {', '.join(map(repr, DTYPES))}; got {dtype!r}.")
+    try:
+        return deepcopy(encoder).to(DTYPES[dtype])
+    except TypeError as error:  # as on MPS, which has no float64
+        raise InputError(
+            f"{encoder.device} does not support {dtype}. Use another device."
+        ) from error
+
+
+def dtype_of(encoder: StreamingSetEncoder) -> str:
+    """Return the dtype in which an encoder computes, such as "float32"."""
+    weight = encoder.first_weight
+    return str(torch.float32 if weight is None else weight.dtype).removeprefix("torch.")
 
 
 def select_engine(options: ReadOptions) -> Engine:

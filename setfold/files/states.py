@@ -22,6 +22,7 @@ from setfold.files.columns import ColumnSpec, Feature
 from setfold.files.tables.table import StateTable, header_of
 
 MODEL, INPUTS, COLUMNS = b"setfold.model", b"setfold.inputs", b"setfold.columns"
+DTYPE = b"setfold.dtype"
 
 
 @dataclass(frozen=True)
@@ -32,16 +33,21 @@ class Provenance:
         model: The content of the model file; None if the model cannot be saved.
         inputs: Size and modification time of the inputs, by absolute path.
         columns: The columns that were read; None if they are not known.
+        dtype: The dtype of the weights that computed the states, such as "float64"; None if it is
+            not known.
     """
 
     model: bytes | None
     inputs: dict[str, list[int]] = field(default_factory=dict)
     columns: ColumnSpec | None = None
+    dtype: str | None = None
 
     def metadata(self) -> dict[bytes, bytes]:
         """Return entries for the metadata of an Arrow schema."""
         columns = None if self.columns is None else asdict(self.columns)
         entries = {INPUTS: json.dumps(self.inputs).encode(), COLUMNS: json.dumps(columns).encode()}
+        if self.dtype is not None:
+            entries[DTYPE] = self.dtype.encode()
         return entries if self.model is None else entries | {MODEL: self.model}
 
 
@@ -75,7 +81,9 @@ def read_provenance(path: Path) -> tuple[pa.DataType, int, Provenance]:
     if columns is not None:
         features = tuple(Feature(*feature) for feature in columns["features"] or ()) or None
         columns = ColumnSpec(features, columns["set"], columns["explode"])
-    return schema.field("set").type, sets, Provenance(metadata.get(MODEL), inputs, columns)
+    dtype = metadata[DTYPE].decode() if DTYPE in metadata else None
+    provenance = Provenance(metadata.get(MODEL), inputs, columns, dtype)
+    return schema.field("set").type, sets, provenance
 
 
 def _batches(path: Path) -> Iterator[pa.RecordBatch]:
