@@ -1,17 +1,12 @@
 """Models in files: safetensors for the weights, JSON for the structure, never pickle.
 
-The structure of a model is its class and its constructor arguments, which the model must keep as
-attributes of the same names. Arguments that are modules are described in the same way. Loading
-constructs only classes of setfold and torch.nn, and classes that the caller allows by import path.
+A file may come from anywhere. Before any memory is allocated for the model that it describes, the
+names, shapes and dtypes of its weights are compared with the tensors that it stores.
 """
 
 from __future__ import annotations
 
-import importlib
-import inspect
-import warnings
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from setfold.core import persist
-from setfold.errors import CancelledAttentionWarning, DescriptionError, FileError
+from setfold.core.structure import describe, foreign_names, is_known, rebuild, sketch
+from setfold.errors import DescriptionError, FileError, InputError
 
-PLACEMENT = ("device", "dtype")  # arguments that are not part of the structure
-SCALARS = (bool, int, float, str, type(None))
-CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "float16", "bfloat16")}
+DERIVED_BYTES = 1 << 26  # of buffers that are not saved, such as the noise of random slots
+
+Layout = dict[str, tuple[tuple[int, ...], torch.dtype]]  # shape and dtype of tensors, by name
 
 
 def save(model: nn.Module, path: str | Path) -> None:
@@ -36,7 +32,8 @@ def save(model: nn.Module, path: str | Path) -> None:
         path: the file, conventionally with the extension .safetensors.
 
     Raises:
-        DescriptionError: the model cannot be rebuilt from its constructor arguments.
+        DescriptionError: the model cannot be rebuilt from its constructor arguments, or not in
+            another process.
         FileError: the file cannot be written.
 
     >>> import setfold, tempfile
@@ -48,30 +45,35 @@ def save(model: nn.Module, path: str | Path) -> None:
     """
     if not isinstance(model, nn.Module):
         raise DescriptionError(f"save takes a torch.nn.Module; got {type(model).__name__}.")
-    structure = describe(model)
-    rebuilt = rebuild(structure, allow=set(foreign_names(structure)))
-    weights = model.state_dict()
-    for name, tensor in rebuilt.state_dict().items():
-        if name not in weights or weights[name].shape != tensor.shape:
-            raise DescriptionError(
-                f"{type(model).__name__} cannot be rebuilt from its constructor arguments: {name} "
-                "would differ. Keep every argument as an attribute of the same name, and do not "
-                "replace submodules after construction."
-            )
-    if len(weights) != len(rebuilt.state_dict()):
-        extra = sorted(set(weights) - set(rebuilt.state_dict()))
-        raise DescriptionError(
-            f"{type(model).__name__} has weights that its constructor does not create: {extra}. "
-            "Create all submodules in the constructor."
-        )
+    name = type(model).__name__
+    structure, weights, dtype = describe(model), model.state_dict(), _dtype_of(model)
+    allow = set(foreign_names(structure))
+    found = layout_of(weights)
+    described = _described(structure, allow, len(found), dtype)
+    others = {n: d for n, (_, d) in found.items() if d != dtype and d in DTYPES.values()}
+    difference = _difference(_with_dtypes(described, others), found)
+    if difference:
+        raise DescriptionError(f"{name} {CANNOT_REBUILD}: {difference}. {ADVICE}")
+    rebuilt = rebuild(structure, allow=allow).to(dtype)
     if str(rebuilt) != str(model):
         raise DescriptionError(
-            f"{type(model).__name__} cannot be rebuilt from its constructor arguments: the result "
-            f"would be\n{rebuilt}\ninstead of\n{model}\nKeep every argument as an attribute of the "
-            "same name, and do not replace submodules after construction."
+            f"{name} {CANNOT_REBUILD}: the result would be\n{rebuilt}\ninstead of\n{model}\n{ADVICE}"
         )
-    description = {"structure": structure, "dtype": str(_dtype_of(model)).removeprefix("torch.")}
+    try:
+        rebuilt.load_state_dict(weights)
+    except RuntimeError as error:
+        raise DescriptionError(f"{name} cannot be loaded again: {error}") from error
+    description = {"structure": structure, "dtype": _name_of(dtype)}
+    if others:
+        description["dtypes"] = {name: _name_of(other) for name, other in others.items()}
     persist.write(path, "model", weights, description)
+
+
+CANNOT_REBUILD = "cannot be rebuilt from its constructor arguments"
+ADVICE = (
+    "Keep every argument as an attribute of the same name, create all submodules in the "
+    "constructor, and do not replace them afterwards."
+)
 
 
 def load(path: str | Path, *, allow: Iterable[str] = ()) -> nn.Module:
@@ -80,8 +82,8 @@ def load(path: str | Path, *, allow: Iterable[str] = ()) -> nn.Module:
     Args:
         path: the file.
         allow: import paths of classes outside setfold and torch.nn that the file may contain, such
-            as "mypackage.models.Features". Loading imports these modules and calls the classes, so
-            allow only what you trust.
+            as "mypackage.models.Features". Loading imports these modules and calls the classes with
+            arguments from the file, so allow only what you trust.
 
     Raises:
         FileError: the file is missing, truncated, corrupt, not a setfold model, or has another
@@ -94,171 +96,117 @@ def load(path: str | Path, *, allow: Iterable[str] = ()) -> nn.Module:
     ...     load(f"{folder}/layer.safetensors")
     Linear(in_features=3, out_features=4, bias=True)
     """
+    allowed = set() if isinstance(allow, str) or not isinstance(allow, Iterable) else {*allow}
+    if (allow and not allowed) or not all(isinstance(name, str) for name in allowed):
+        raise InputError(
+            f'allow takes a list of import paths, such as ["package.module.Class"]; got {allow!r}.'
+        )
     _, tensors, description = persist.read(path, "model")
     try:
         structure, dtype = description["structure"], DTYPES[description["dtype"]]
-    except (KeyError, TypeError) as error:
+        others = {str(name): DTYPES[other] for name, other in description.get("dtypes", {}).items()}
+    except (AttributeError, KeyError, TypeError) as error:
         raise FileError(
-            f"{path} is corrupt: its description has no valid {error}. Save the model again."
+            f"{path} is corrupt: its description is not valid ({error!r}). Save the model again."
         ) from error
-    model = rebuild(structure, allow=set(allow)).to(dtype)
+    described = _described(structure, allowed, len(tensors), dtype)
+    difference = _difference(_with_dtypes(described, others), layout_of(tensors))
+    if difference:
+        raise _misfit(path, difference)
+    model = rebuild(structure, allow=allowed).to(dtype)
     # Tensors in a file are not aligned. Aligned copies are faster, and results are reproducible.
     aligned = {name: tensor.clone() for name, tensor in tensors.items()}
     try:
         model.load_state_dict(aligned, assign=True)
     except RuntimeError as error:
-        raise FileError(
-            f"{path} is corrupt: its weights do not fit its description ({error}). Save the model "
-            "again."
-        ) from error
+        raise _misfit(path, str(error)) from error
     return model.eval()
 
 
-def describe(module: nn.Module) -> dict[str, Any]:
-    """The class of a module and its constructor arguments, as JSON.
-
-    Raises:
-        DescriptionError: an argument was not kept as an attribute, or is not a supported type.
-    """
-    kind = type(module)
-    if kind in CONTAINERS:
-        # _modules, because children() would drop a module that is used twice
-        children = [[n, describe(c)] for n, c in module._modules.items() if c is not None]
-        return {"class": _name_of(kind), "children": children}
-    arguments: dict[str, Any] = {}
-    no_arguments = kind.__init__ is nn.Module.__init__  # its signature is (*args, **kwargs)
-    for name, parameter in () if no_arguments else inspect.signature(kind).parameters.items():
-        if name in PLACEMENT:
-            continue
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            if _is_torch(kind):  # nn.Identity accepts and ignores any argument
-                continue
-            raise DescriptionError(
-                f"{kind.__name__} cannot be saved: its constructor takes *{name}. Name every "
-                "constructor argument."
-            )
-        if hasattr(module, name):
-            value = getattr(module, name)
-            if _is_torch(kind) and isinstance(value, Tensor):
-                value = True  # torch.nn keeps the parameter itself as the attribute of bias=True
-            arguments[name] = _encode(value, f"{kind.__name__}.{name}")
-        elif not _is_torch(kind):  # a few torch.nn modules omit some; `save` compares the result
-            raise DescriptionError(
-                f"{kind.__name__} cannot be saved: keep its constructor argument {name!r} as an "
-                f"attribute, self.{name} = {name}."
-            )
-    return {"class": _name_of(kind), "arguments": arguments}
-
-
-def rebuild(structure: Any, *, allow: set[str]) -> nn.Module:
-    """Construct a module from its description.
-
-    Args:
-        structure: from `describe`.
-        allow: import paths of classes outside setfold and torch.nn that may be constructed.
-
-    Raises:
-        DescriptionError: a class is not allowed, or its constructor raises.
-    """
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        # the user was warned when the model was first constructed
-        warnings.simplefilter("ignore", CancelledAttentionWarning)
-        try:
-            return _build(structure, allow)
-        except DescriptionError:
-            raise
-        except Exception as error:  # a constructor can raise anything
-            raise DescriptionError(
-                f"the model cannot be rebuilt from its description: {type(error).__name__}: {error}"
-            ) from error
-
-
-def _build(structure: Any, allow: set[str]) -> nn.Module:
-    kind = _class_of(structure["class"], allow)
-    if "children" in structure:
-        children = {name: _build(child, allow) for name, child in structure["children"]}
-        if issubclass(kind, nn.ModuleList):
-            return kind(children.values())
-        return kind(OrderedDict(children))
-    return kind(**{name: _decode(value, allow) for name, value in structure["arguments"].items()})
-
-
-def _encode(value: Any, where: str) -> Any:
-    """An argument as JSON; `where` names it in the error."""
-    if isinstance(value, nn.Module):
-        return {"module": describe(value)}
-    if isinstance(value, (list, tuple)):
-        return [_encode(item, where) for item in value]
-    if isinstance(value, SCALARS):
-        return value
-    raise DescriptionError(
-        f"{where} is a {type(value).__name__}, which cannot be saved. Constructor arguments must "
-        "be numbers, booleans, strings, None, modules, or lists of these."
+def _misfit(path: str | Path, difference: str) -> FileError:
+    return FileError(
+        f"{path} is corrupt: its weights do not fit its description ({difference}). Save the model "
+        "again."
     )
 
 
-def _decode(value: Any, allow: set[str]) -> Any:
-    if isinstance(value, dict):
-        return _build(value["module"], allow)
-    if isinstance(value, list):
-        items = [_decode(item, allow) for item in value]
-        return items if any(isinstance(i, (nn.Module, str)) for i in items) else tuple(items)
-    return value
+def _described(structure: Any, allow: set[str], num_tensors: int, dtype: torch.dtype) -> Layout:
+    """Names, shapes and dtypes of the tensors of a described model, without allocating them.
 
-
-def _exported(name: str) -> Any:
-    """What setfold exports under a name, or None."""
-    return getattr(importlib.import_module("setfold"), name, None)
-
-
-def _is_torch(kind: type) -> bool:
-    return getattr(nn, kind.__name__, None) is kind
-
-
-def _name_of(kind: type[nn.Module]) -> str:
-    if _exported(kind.__name__) is kind:
-        return f"setfold.{kind.__name__}"
-    if _is_torch(kind):
-        return f"torch.nn.{kind.__name__}"
-    return f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _class_of(name: str, allow: set[str]) -> type[nn.Module]:
-    package, _, last = name.rpartition(".")
-    known = {"setfold": _exported(last), "torch.nn": getattr(nn, last, None)}
-    kind = known.get(package)
-    if package not in known:
-        if name not in allow:
-            raise DescriptionError(
-                f"the model contains {name}, which is not part of setfold or torch.nn. If you "
-                f'trust it, allow it: setfold.load(path, allow=["{name}"]).'
-            )
-        try:
-            kind = getattr(importlib.import_module(package), last)
-        except (ImportError, AttributeError, ValueError) as error:
-            raise DescriptionError(
-                f"cannot import {name}: {error}. Make the module importable, then load again."
-            ) from error
-    if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
+    Raises:
+        DescriptionError: the model cannot be constructed, or would need far more memory than its
+            weights.
+    """
+    blank = sketch(structure, allow=allow, num_tensors=num_tensors).to(dtype)
+    derived = sum(buffer.nbytes for buffer in _derived_buffers(blank))
+    if derived > DERIVED_BYTES:
         raise DescriptionError(
-            f"the model contains {name}, which is not a torch.nn.Module in this version."
+            f"the buffers that are not saved, such as the noise of random slots, would take "
+            f"{derived:,} bytes; at most {DERIVED_BYTES:,} are supported. Use fewer slots."
         )
-    return kind
+    return layout_of(blank.state_dict())
 
 
-def foreign_names(structure: Any) -> Iterator[str]:
-    """The import paths outside setfold and torch.nn in a description."""
-    if isinstance(structure, dict):
-        name = structure.get("class", "")
-        if name.rpartition(".")[0] not in ("", "setfold", "torch.nn"):
-            yield name
-        for value in structure.values():
-            yield from foreign_names(value)
-    elif isinstance(structure, list):
-        for value in structure:
-            yield from foreign_names(value)
+def _derived_buffers(model: nn.Module) -> list[Tensor]:
+    """The buffers that modules of setfold and torch.nn do not save."""
+    return [
+        buffer
+        for module in model.modules()
+        if is_known(type(module))
+        for name, buffer in module._buffers.items()
+        if buffer is not None and name in module._non_persistent_buffers_set
+    ]
+
+
+def layout_of(tensors: Mapping[str, Any]) -> Layout:
+    """Names, shapes and dtypes of tensors.
+
+    Raises:
+        DescriptionError: one is not a tensor, or has no shape yet.
+    """
+    found: Layout = {}
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor):
+            raise DescriptionError(
+                f"{name} is a {type(tensor).__name__}; only tensors can be saved. Make it a "
+                "constructor argument, or a buffer."
+            )
+        if nn.parameter.is_lazy(tensor):
+            raise DescriptionError(f"{name} has no shape yet. Call the model once, then save it.")
+        found[name] = (tuple(tensor.shape), tensor.dtype)
+    return found
+
+
+def _with_dtypes(layout: Layout, dtypes: dict[str, torch.dtype]) -> Layout:
+    """A layout in which some floating-point tensors have another dtype."""
+    return {
+        name: (shape, dtypes.get(name, dtype) if dtype.is_floating_point else dtype)
+        for name, (shape, dtype) in layout.items()
+    }
+
+
+def _difference(described: Layout, found: Layout) -> str:
+    """The first difference between two layouts, in words; empty if there is none."""
+    for name in [*described, *found]:
+        if name not in found:
+            return f"{name} is missing"
+        if name not in described:
+            return f"{name} is not created by the constructor"
+        if described[name] != found[name]:
+            (shape, dtype), (actual, other) = described[name], found[name]
+            return f"{name} would be {shape} {_name_of(dtype)}; it is {actual} {_name_of(other)}"
+    return ""
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _dtype_of(model: nn.Module) -> torch.dtype:
     tensors = (*model.parameters(), *model.buffers())
-    return next((t.dtype for t in tensors if t.is_floating_point()), torch.float32)
+    dtype = next((t.dtype for t in tensors if t.is_floating_point()), torch.float32)
+    if dtype not in DTYPES.values():
+        raise DescriptionError(
+            f"the weights are {dtype}; expected one of {', '.join(DTYPES)}. Cast the model first."
+        )
+    return dtype

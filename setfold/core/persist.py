@@ -18,10 +18,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from setfold.errors import FileError
+from setfold.errors import FileError, InputError
 
 FORMAT_VERSION = 1
 HEADER = "setfold"
+MAX_HEADER = 1 << 24  # characters of JSON; as Python objects they take up to twenty times as much
 
 
 def digest_of(tensors: dict[str, Tensor], *words: str) -> str:
@@ -52,11 +53,31 @@ def write(path: str | Path, kind: str, tensors: dict[str, Tensor], description: 
     Raises:
         FileError: the folder does not exist, or the path is a folder.
     """
-    tensors = _unshared(tensors)
+    target, tensors = as_path(path), _unshared(tensors)
     head = {"kind": kind, "version": FORMAT_VERSION, "description": description}
     head["checksum"] = digest_of(tensors, json.dumps(head))
+    text = json.dumps(head)
+    if len(text) > MAX_HEADER:
+        raise FileError(
+            f"cannot write {target}: its description has {len(text):,} characters; at most "
+            f"{MAX_HEADER:,} are supported. Describe less."
+        )
     # One entry, because safetensors shuffles several. Equal content must give equal files.
-    write_atomically(Path(path), save(tensors, {HEADER: json.dumps(head)}))
+    write_atomically(target, save(tensors, {HEADER: text}))
+
+
+def as_path(path: str | os.PathLike[str]) -> Path:
+    """The path of a file.
+
+    Raises:
+        InputError: it is not a path.
+
+    >>> as_path("a/b").name
+    'b'
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(f"expected the path of a file; got {type(path).__name__}.")
+    return Path(path)
 
 
 def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -111,7 +132,7 @@ def read(path: str | Path, kind: str | None = None) -> tuple[str, dict[str, Tens
     Raises:
         FileError: the file is missing, truncated, corrupt, or of another kind or format version.
     """
-    path = Path(path)
+    path = as_path(path)
     if not path.is_file():
         raise FileError(f"there is no file {path}. Check the path.")
     try:
@@ -139,11 +160,16 @@ def _head(path: Path, text: str | None) -> dict[str, Any]:
             f"{path} is a safetensors file, but setfold did not write it: its header has no entry "
             f"{HEADER!r}. Write states with state.save and models with setfold.save."
         )
+    if len(text) > MAX_HEADER:
+        raise FileError(
+            f"{path} is corrupt: its header has {len(text):,} characters; at most {MAX_HEADER:,} "
+            "are supported. Write it again."
+        )
     try:
         head = json.loads(text)
         version = head["version"]
         head["kind"], head["description"]
-    except (KeyError, TypeError, RecursionError, json.JSONDecodeError) as error:
+    except (KeyError, TypeError, RecursionError, ValueError) as error:
         raise FileError(f"{path} is corrupt: its header cannot be read. Write it again.") from error
     if version != FORMAT_VERSION:
         raise FileError(

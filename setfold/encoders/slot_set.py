@@ -187,11 +187,18 @@ class SlotSetEncoder(StreamingSetEncoder):
             return self.slot_noise.view(torch.float32).to(like)
         return _evaluation_noise(int(self.slot_seed), *shape).to(like)
 
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
         """Load weights, then draw the evaluation noise again, as it follows from the seed."""
-        super()._load_from_state_dict(*args, **kwargs)
-        if self.slots == "random":
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        if self.slots != "random":
+            return
+        seed, errors = int(self.slot_seed), args[-1]
+        if 0 <= seed < SEEDS:
             self.slot_noise = self._seeded_bits().to(self.slot_noise.device)
+        else:
+            errors.append(f"{prefix}slot_seed must be from 0 to {SEEDS - 1}; got {seed}.")
 
     def resize(self, num_slots: int) -> None:
         """Change the number of random slots that are drawn from now on."""
@@ -201,6 +208,8 @@ class SlotSetEncoder(StreamingSetEncoder):
 
     def _seeded_bits(self) -> Tensor:
         """The evaluation noise as the bits of its floats, which a cast of the model leaves alone."""
+        if self.slot_mean.is_meta:  # only the shapes are wanted
+            return torch.empty(self.num_slots, self.dim_slot, dtype=torch.int32, device="meta")
         noise = _evaluation_noise(int(self.slot_seed), self.num_slots, self.dim_slot)
         return noise.view(torch.int32)
 

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from setfold.core import persist as files
-from setfold.core.models import describe, foreign_names, load, save
+from setfold.core.models import load, save
 from setfold.core.state import SetState
-from setfold.errors import DescriptionError, SetfoldError
+from setfold.core.structure import describe, foreign_names
+from setfold.errors import SetfoldError
 
 MODEL, ELEMENTS, STATE = "model.safetensors", "elements.safetensors", "state.safetensors"
 TIMEOUT = 3600  # seconds; ends a process that hangs, however busy the machine is
@@ -33,11 +34,6 @@ def fold_in_another_process(model: Any, elements: Tensor, frame: tuple[Tensor, .
         SetfoldError: the other process failed.
     """
     allow = sorted(foreign_names(describe(model)))
-    if any(name.startswith("__main__.") for name in allow):
-        raise DescriptionError(
-            f"{', '.join(allow)} is defined in __main__, which another process cannot import. "
-            "Move it to a module."
-        )
     with tempfile.TemporaryDirectory() as folder:
         save(model, Path(folder, MODEL))
         tensors = {"elements": elements} | {f"slots.{i}": s for i, s in enumerate(frame)}
