@@ -4,5 +4,7 @@ from __future__ import annotations
 
 from tests.fuzz.inputs import INPUTS
 from tests.fuzz.kind import Kind
+from tests.fuzz.saved import Models, States
 
-KINDS: dict[str, type[Kind]] = {kind.name: kind for kind in INPUTS}
+ALL: tuple[type[Kind], ...] = (Models, States, *INPUTS)
+KINDS: dict[str, type[Kind]] = {kind.name: kind for kind in ALL}
