@@ -14,7 +14,7 @@ from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.persist import digest_of
 from setfold.core.weights import weights_of
 from setfold.errors import FileError, InputError, SetfoldError
-from setfold.files.budget import Budget, split_memory
+from setfold.files.budget import Budget, format_size, split_memory
 from setfold.files.columns import ColumnSpec, Feature
 from setfold.files.engines.task import Shard, Skipped, Stamp, Task
 from setfold.files.inputs import Input, find_inputs
@@ -23,6 +23,7 @@ from setfold.files.rows import rows_of
 from setfold.files.states import read_provenance
 
 SHARD_ROWS = 1 << 20
+MAX_SHARDS = 1 << 14  # of one file; a header may list any number of rows
 SAMPLE_ROWS = 256
 POSITION = (Feature("x"), Feature("y"), Feature("z"))  # default features of 3D models on scans
 ID_COPIES = 12  # copies of a set id in memory while its row is processed
@@ -91,7 +92,7 @@ def make_plan(
         skip: Whether to skip files that cannot be used, instead of raising an error.
         states: State files to start from.
     """
-    scan = _InputScan(encoder, columns, skip)
+    scan = _InputScan(encoder, columns, skip, memory)
     for path in states:
         scan.add_states(path)
     for found in find_inputs(names) if names else ():
@@ -123,8 +124,10 @@ def estimate_row_bytes(encoder: StreamingSetEncoder, width: int) -> int:
 class _InputScan:
     """What is known about the inputs so far."""
 
-    def __init__(self, encoder: StreamingSetEncoder, columns: ColumnSpec, skip: bool) -> None:
-        self.columns, self.skip = columns, skip
+    def __init__(
+        self, encoder: StreamingSetEncoder, columns: ColumnSpec, skip: bool, memory: int
+    ) -> None:
+        self.columns, self.skip, self.memory = columns, skip, memory
         self.width = encoder.dim_in
         self.shards: list[Shard] = []
         self.inputs: dict[str, Stamp] = {}
@@ -174,6 +177,8 @@ class _InputScan:
             self.width = self.columns.width(reader.schema)
         if self.width is not None:
             self.columns.check_width(reader.schema, self.width, path)
+        reader.check(names)
+        self._check_blocks(reader.block_bytes(names), path)
         if not self.is_sampled:
             with suppress(FileError):  # raised or listed when the rows are read
                 self._sample(reader, names, found)
@@ -181,9 +186,18 @@ class _InputScan:
         self.columns = replace(self.columns, features=self.columns.chosen(reader.schema))
         self.num_columns = max(self.num_columns, len(names))
         total = reader.num_rows
-        for start, stop in reader.cuts(SHARD_ROWS):
+        for start, stop in reader.cuts(max(SHARD_ROWS, (total or 0) // MAX_SHARDS)):
             share = 1.0 if stop is None or not total else (stop - start) / total
             yield Shard(found, stamp, start, stop, share)
+
+    def _check_blocks(self, block: int, path: Path) -> None:
+        """Raise FileError if the rows that must be read together do not fit in memory."""
+        if block > self.memory // 3:
+            raise FileError(
+                f"{path} is stored in chunks of {format_size(block)}, and a chunk must be read as "
+                f"a whole. Pass at least --memory {3 * block // 10**6 + 1}MB, or write the file "
+                "with smaller chunks."
+            )
 
     def _is_scan(self, schema: pa.Schema) -> bool:
         """Whether a file has x, y, z and more, and the model expects three numbers."""

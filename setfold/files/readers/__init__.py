@@ -8,11 +8,13 @@ from pathlib import Path
 from setfold.errors import FileError, InputError
 from setfold.files.readers.arrays import NpyReader, NpzReader
 from setfold.files.readers.columnar import ArrowReader, ParquetReader
-from setfold.files.readers.containers import Hdf5Reader, TorchReader, ZarrReader
-from setfold.files.readers.points import LasReader, MeshReader
+from setfold.files.readers.containers import Hdf5Reader, TorchReader
+from setfold.files.readers.meshes import MeshReader
+from setfold.files.readers.points import LasReader
 from setfold.files.readers.reader import BadRow, Reader
 from setfold.files.readers.root import RootReader
 from setfold.files.readers.text import CsvReader
+from setfold.files.readers.zarr import ZarrReader
 
 __all__ = ["READERS", "BadRow", "Reader", "open_reader", "reader_of", "suffixes"]
 

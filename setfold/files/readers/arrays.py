@@ -35,11 +35,12 @@ class NpyHeader(NamedTuple):
         return prod(self.shape) * self.dtype.itemsize
 
 
-def read_header(file: IO[bytes]) -> NpyHeader:
+def read_header(file: IO[bytes], size: int) -> NpyHeader:
     """Read the header of an array in the npy format.
 
     Args:
         file: The file, at the start of the header. Afterwards it is at the start of the array.
+        size: The size of header and array in bytes.
     """
     start = file.tell()
     version = np.lib.format.read_magic(file)
@@ -52,7 +53,13 @@ def read_header(file: IO[bytes]) -> NpyHeader:
     shape, fortran, dtype = read(file)
     if dtype.hasobject:
         raise ValueError("it holds Python objects, which are never unpickled")
-    return NpyHeader(shape, dtype, fortran and len(shape) > 1, file.tell() - start)
+    header = NpyHeader(shape, dtype, fortran and len(shape) > 1, file.tell() - start)
+    if min(shape, default=0) < 0 or header.size + header.bytes != size:
+        raise ValueError(
+            f"expected {size} bytes of header and array; the header lists {header.size} bytes and "
+            f"an array of shape {shape} and dtype {dtype}"
+        )
+    return header
 
 
 class Mapped:
@@ -65,10 +72,6 @@ class Mapped:
     """
 
     def __init__(self, path: Path, header: NpyHeader, offset: int) -> None:
-        if path.stat().st_size < offset + header.bytes:
-            raise ValueError(
-                f"expected {header.bytes} bytes after byte {offset}; the file ends earlier"
-            )
         self._path, self._header, self._offset = path, header, offset
         self.dtype, self.shape = header.dtype, header.shape
 
@@ -125,7 +128,7 @@ class NpyReader(ColumnReader):
 
     def _find(self) -> dict[str, Column]:
         with self.path.open("rb") as file:
-            header = read_header(file)
+            header = read_header(file, self.path.stat().st_size)
         return columns_of("", Mapped(self.path, header, header.size))
 
 
@@ -145,9 +148,11 @@ class NpzReader(ColumnReader):
     def _columns(self, member: ZipInfo) -> dict[str, Column]:
         name = member.filename.removesuffix(".npy")
         with self._archive.open(member) as file:
-            header = read_header(file)
+            header = read_header(file, member.file_size)
         if member.compress_type != ZIP_STORED:
-            return columns_of(name, Streamed(self._archive, member, header), seekable=False)
+            rows = header.shape[0] if header.fortran else 1  # a row is spread over the stream
+            array = Streamed(self._archive, member, header)
+            return columns_of(name, array, chunk_rows=rows, seekable=False)
         with self.path.open("rb") as file:
             file.seek(member.header_offset + 26)  # two fields with variable lengths
             entry = 30 + sum(struct.unpack("<HH", file.read(4)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from setfold.errors import FileError, InputError
-from setfold.files.readers.reader import Reader
+from setfold.files.readers.reader import Reader, width_of
 
 WHOLE = "elements"  # name of the column in a file that is a single array
 
@@ -41,6 +41,7 @@ class Column:
         take: Returns the rows [start, stop) as a NumPy or Arrow array.
         chunk_rows: The number of rows that are stored, and decompressed, together.
         seekable: Whether it is cheap to start reading at any row.
+        missing: Returns why a part of the column is not stored in the file; empty if all of it is.
     """
 
     type: pa.DataType
@@ -48,6 +49,7 @@ class Column:
     take: Callable[[int, int], Any]
     chunk_rows: int = 1
     seekable: bool = True
+    missing: Callable[[], str] = str
 
 
 class ColumnReader(Reader):
@@ -69,6 +71,16 @@ class ColumnReader(Reader):
         self.schema = pa.schema([(name, column.type) for name, column in self.columns.items()])
         lengths = {column.length for column in self.columns.values()}
         self.num_rows = lengths.pop() if len(lengths) == 1 else None
+
+    def check(self, columns: Sequence[str]) -> None:
+        for name in columns:
+            if reason := self.columns[name].missing():
+                raise FileError(f"cannot read {name!r} of {self.path}: {reason}")
+
+    def block_bytes(self, columns: Sequence[str]) -> int:
+        chosen = [self.columns[name] for name in columns]
+        rows = min(_align(chosen, 1), max(column.length for column in chosen))
+        return rows * sum(width_of(column.type) for column in chosen)
 
     def cuts(self, rows: int) -> list[tuple[int, int | None]]:
         if not all(column.seekable for column in self.columns.values()):

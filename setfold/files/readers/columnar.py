@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, ClassVar
 
@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from setfold.errors import FileError
-from setfold.files.readers.reader import Reader
+from setfold.files.readers.reader import Reader, width_of
 
 READ_AHEAD = 16 << 20  # bytes of a file, shared by the columns that are read
 BUFFER_LIMITS = (16 << 10, 1 << 20)  # minimum and maximum bytes per column
@@ -102,6 +102,12 @@ class ArrowReader(Reader):
             b.address for column in batch.columns for b in column.buffers() if b and b.size
         ]
         return not all(start <= address < start + len(self._mapped) for address in addresses)
+
+    def block_bytes(self, columns: Sequence[str]) -> int:
+        if not self._is_compressed:
+            return 0
+        rows = max(end - start for start, end in pairwise(self._starts))
+        return rows * sum(width_of(self.schema.field(name).type) for name in columns)
 
     def cuts(self, rows: int) -> list[tuple[int, int | None]]:
         return super().cuts(rows) if self.num_rows is None else group_ranges(self._starts, rows)

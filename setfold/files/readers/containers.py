@@ -1,9 +1,11 @@
-"""Containers of named, possibly nested arrays: HDF5, Zarr and PyTorch files."""
+"""Containers of named, possibly nested arrays: HDF5 and PyTorch files."""
 
 from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
+from functools import partial
+from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -18,66 +20,94 @@ if TYPE_CHECKING:  # torch takes seconds to import, and other formats do not nee
 
 
 class Hdf5Reader(ColumnReader):
-    """HDF5: each dataset is a column, named by its path. Text and ragged arrays are supported."""
+    """HDF5: each dataset is a column, named by its path. Text and ragged arrays are supported.
+
+    Links are not followed. Datasets that are stored in other files, and datasets of which some
+    chunks were never written, are not read.
+    """
 
     suffixes: ClassVar = (".h5", ".hdf5")
 
     def _find(self) -> dict[str, Column]:
-        h5py = import_optional("h5py", "hdf5")
-        self._file = h5py.File(self.path, "r")
+        self._h5py = import_optional("h5py", "hdf5")
+        self._file = self._h5py.File(self.path, "r")
         columns: dict[str, Column] = {}
 
         def visit(name: str, node: Any) -> None:
-            if not isinstance(node, h5py.Dataset) or not node.shape:
-                return
-            chunk_rows = node.chunks[0] if node.chunks else 1
-            kind, rows = None, node
-            if h5py.check_string_dtype(node.dtype):
-                kind, rows = pa.string(), node.asstr()
-            elif base := h5py.check_vlen_dtype(node.dtype):
-                kind = pa.list_(type_of(base))
-            if kind is None:
-                columns.update(columns_of(name, node, chunk_rows=chunk_rows))
-            elif node.ndim == 1:
-                columns[name] = _object_column(kind, rows, len(node), chunk_rows)
+            if isinstance(node, self._h5py.Dataset) and node.shape:
+                columns.update(self._columns(name, node))
 
-        self._file.visititems(visit)
+        self._file.visititems(visit)  # ignores links
         return columns
+
+    def _columns(self, name: str, node: Any) -> dict[str, Column]:
+        h5py, kind, rows = self._h5py, None, node
+        if h5py.check_string_dtype(node.dtype):
+            kind, rows = pa.string(), node.asstr()
+        elif base := h5py.check_vlen_dtype(node.dtype):
+            kind = pa.list_(type_of(base))
+        if node.external or node.is_virtual:
+            rows = _Elsewhere(node)
+        details = {
+            "chunk_rows": node.chunks[0] if node.chunks else 1,
+            "missing": partial(_missing_storage, node),
+        }
+        if kind is None:
+            return columns_of(name, rows, **details)
+        return {name: object_column(kind, rows, len(node), **details)} if node.ndim == 1 else {}
 
     def close(self) -> None:
         self._file.close()
 
 
-class ZarrReader(ColumnReader):
-    """Zarr: each array is a column, named by its path. Missing chunks have Zarr's fill value."""
+class _Elsewhere:
+    """A dataset that is stored in other files, any that this process may read."""
 
-    suffixes: ClassVar = (".zarr",)
-    is_folder: ClassVar = True
+    def __init__(self, node: Any) -> None:
+        self.dtype, self.shape = node.dtype, node.shape
+        self._reason = _missing_storage(node)
 
-    def _find(self) -> dict[str, Column]:
-        zarr = import_optional("zarr", "zarr")
-        root = zarr.open(str(self.path), mode="r")
-        arrays = {"": root}
-        if isinstance(root, zarr.Group):
-            members = sorted(root.members(max_depth=None))
-            arrays = {name: node for name, node in members if isinstance(node, zarr.Array)}
-        columns: dict[str, Column] = {}
-        for name, array in arrays.items():
-            chunk_rows = (array.shards or array.chunks)[0] if array.ndim else 1
-            if array.ndim == 1 and array.dtype.kind in "OT":
-                columns[name] = _object_column(pa.string(), array, array.shape[0], chunk_rows)
-            else:
-                columns |= columns_of(name, array, chunk_rows=chunk_rows)
-        return columns
+    def __getitem__(self, part: slice) -> Any:
+        raise ValueError(self._reason)
 
 
-def _object_column(kind: pa.DataType, array: Any, length: int, chunk_rows: int) -> Column:
-    """Return a column of Python objects: text, or arrays of variable length."""
+def _missing_storage(node: Any) -> str:
+    """Return why a dataset is not stored in its file; empty if it is."""
+    if node.external or node.is_virtual:
+        kind = "external storage" if node.external else "a virtual dataset"
+        return (
+            f"it is {kind}, whose content is in other files, and these are not opened. Copy the "
+            "content into this file."
+        )
+    if not node.size:
+        return ""
+    if not node.chunks:
+        return "" if node.id.get_storage_size() else f"its content {NEVER_WRITTEN}"
+    expected = prod(-(-size // chunk) for size, chunk in zip(node.shape, node.chunks, strict=True))
+    lost = expected - node.id.get_num_chunks()
+    return f"{lost} of its {expected} chunks {NEVER_WRITTEN}" if lost > 0 else ""
+
+
+NEVER_WRITTEN = (
+    "was never written, and would be read as fill values. Write the file again, or make the "
+    "dataset as long as its content."
+)
+
+
+def object_column(kind: pa.DataType, array: Any, length: int, **details: Any) -> Column:
+    """Return a column of Python objects: text, or arrays of variable length.
+
+    Args:
+        kind: The Arrow type.
+        array: The array; its first dimension is the rows.
+        length: The number of rows.
+        details: More arguments of `Column`.
+    """
 
     def take(start: int, stop: int) -> pa.Array:
         return pa.array(list(array[start:stop]), kind)
 
-    return Column(kind, length, take, chunk_rows)
+    return Column(kind, length, take, **details)
 
 
 class TorchReader(ColumnReader):
@@ -96,21 +126,45 @@ class TorchReader(ColumnReader):
                 "loaded, because that could run code. Save a dict of tensors with torch.save."
             ) from error
         columns: dict[str, Column] = {}
-        for name, tensor in _tensors("", found):
-            columns |= columns_of(name, _TensorSlices(tensor))
+        for name, tensor in _tensors("", found, set()):
+            columns |= columns_of(name, _TensorSlices(tensor), missing=partial(_repeated, tensor))
         return columns
 
 
-def _tensors(name: str, found: Any) -> Iterator[tuple[str, Tensor]]:
+def _tensors(name: str, found: Any, seen: set[int]) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors in nested containers, by path.
+
+    Args:
+        name: The path so far.
+        found: A tensor or a container.
+        seen: The containers so far.
+
+    Raises:
+        ValueError: A container occurs twice. Forty lists that contain each other twice would take
+            years to list.
+    """
     import torch
 
     if isinstance(found, torch.Tensor):
         if found.layout == torch.strided and not found.is_quantized:
             yield name, found.detach()
-    elif isinstance(found, dict | list | tuple):
+    elif isinstance(found, dict | list | tuple) and found:
+        if id(found) in seen:
+            raise ValueError(f"it contains the {type(found).__name__} {name!r} twice")
+        seen.add(id(found))
         items = found.items() if isinstance(found, dict) else enumerate(found)
         for key, value in items:
-            yield from _tensors(f"{name}/{key}" if name else str(key), value)
+            yield from _tensors(f"{name}/{key}" if name else str(key), value, seen)
+
+
+def _repeated(tensor: Tensor) -> str:
+    """Return why a tensor is larger than what is stored of it; empty if it is not."""
+    if tensor.nbytes <= tensor.untyped_storage().nbytes():
+        return ""
+    return (
+        f"its {tensor.numel()} numbers are repetitions of a few. Save tensor.contiguous() instead "
+        "of an expanded tensor."
+    )
 
 
 class _TensorSlices:

@@ -13,7 +13,8 @@ To add a format:
 2. Implement `_open`, which opens the file and sets `schema` and `num_rows`, and `_batches`, which
    yields the batches. For a `ColumnReader`, implement `_find` instead. Override `close` if the file
    stays open. The base class turns any exception into a FileError with the file and the row, and
-   raises one if a file ends before `num_rows`.
+   raises one if a file ends before `num_rows`. Never open another file than the one that was
+   passed, never run code from a file, and never return values that are not in it.
 3. Import optional packages with `import_optional`.
 4. Add the class to `READERS` in `readers/__init__.py`.
 """
@@ -67,8 +68,8 @@ class Reader(ABC):
             raise
         except Exception as error:  # each library raises its own errors for a corrupt file
             raise FileError(
-                f"cannot open {path}: {_format_error(error)}. It is truncated, corrupt or not a "
-                f"{self.suffixes[0]} file. Write it again."
+                f"cannot open {path}: {_format_error(error)}. It is truncated, corrupt or not what "
+                "its suffix says. Write it again."
             ) from error
 
     @abstractmethod
@@ -139,6 +140,13 @@ class Reader(ABC):
                 "it again."
             )
 
+    def check(self, columns: Sequence[str]) -> None:  # noqa: B027 - most formats store all or fail
+        """Raise FileError if some of the columns are not stored completely in this file."""
+
+    def block_bytes(self, columns: Sequence[str]) -> int:
+        """Return the size of the rows of some columns that can only be read together."""
+        return 0
+
     def take_bad_rows(self) -> list[BadRow]:
         """Return the rows that could not be parsed since the last call, and forget them.
 
@@ -166,6 +174,20 @@ class Reader(ABC):
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def width_of(kind: pa.DataType) -> int:
+    """Return the bytes of a value; for text and lists of any length, those of an offset.
+
+    >>> width_of(pa.list_(pa.float32(), 3)), width_of(pa.string())
+    (12, 8)
+    """
+    if pa.types.is_fixed_size_list(kind):
+        return kind.list_size * width_of(kind.value_type)
+    try:
+        return max(1, kind.bit_width // 8)
+    except ValueError:
+        return 8
 
 
 def import_optional(module: str, extra: str) -> Any:

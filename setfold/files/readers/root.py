@@ -34,8 +34,11 @@ class RootReader(ColumnReader):
 
     def _column(self, branch: Any, length: int, chunk_rows: int) -> Column | None:
         """Return a branch as a column; None if Arrow has no type for it."""
+        missing = _missing_storage(branch)
 
         def take(start: int, stop: int) -> pa.Array:
+            if missing and start < stop:
+                raise ValueError(missing)
             array = branch.array(entry_start=start, entry_stop=stop, library="ak")
             return self._awkward.to_arrow(array, extensionarray=False)
 
@@ -43,7 +46,7 @@ class RootReader(ColumnReader):
             kind = take(0, 0).type
         except Exception:  # uproot cannot read objects of every class
             return None
-        return Column(kind, length, take, chunk_rows)
+        return Column(kind, length, take, chunk_rows, missing=lambda: missing)
 
     def close(self) -> None:
         self._file.close()
@@ -54,3 +57,10 @@ def _chunk_rows(tree: Any, branch: Any) -> int:
     if hasattr(tree, "cluster_summaries"):
         return max((cluster.num_entries for cluster in tree.cluster_summaries), default=1)
     return max((end - start for start, end in pairwise(branch.entry_offsets)), default=1)
+
+
+def _missing_storage(branch: Any) -> str:
+    """Return why a branch is not stored in its file; empty if it is. uproot would not notice."""
+    if not hasattr(branch, "member") or not branch.member("fFileName", none_if_missing=True):
+        return ""
+    return f"its content is in {branch.member('fFileName')}, which is not opened. Merge the files."

@@ -1,0 +1,144 @@
+"""Zarr arrays and groups, in both versions of the format."""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from setfold.errors import FileError
+from setfold.files.readers.column import Column, ColumnReader, columns_of
+from setfold.files.readers.containers import object_column
+from setfold.files.readers.reader import import_optional
+
+METADATA = ("zarr.json", ".zarray", ".zattrs", ".zgroup", ".zmetadata")
+RUNS_CODE = "pickle"  # a codec of numcodecs
+
+
+class ZarrReader(ColumnReader):
+    """Zarr: each array is a column, named by its path.
+
+    A missing chunk is an error. Zarr would return its fill value, whether the chunk was lost, was
+    never written, or was left out because it holds nothing but the fill value.
+    """
+
+    suffixes: ClassVar = (".zarr",)
+    is_folder: ClassVar = True
+
+    def _find(self) -> dict[str, Column]:
+        zarr = import_optional("zarr", "zarr")
+        # Consolidated metadata could name arrays in other folders.
+        root = zarr.open(_store(self.path), mode="r", use_consolidated=False)
+        arrays = {"": root}
+        if isinstance(root, zarr.Group):
+            members = sorted(root.members(max_depth=None))
+            arrays = {name: node for name, node in members if isinstance(node, zarr.Array)}
+        columns: dict[str, Column] = {}
+        for name, array in arrays.items():
+            codecs = (*array.filters, *array.compressors)
+            if any(getattr(codec, "codec_id", None) == RUNS_CODE for codec in codecs):
+                raise FileError(
+                    f"{self.path} contains {name!r}, whose codec is {RUNS_CODE!r}. It is not read, "
+                    "because that could run code. Write it with another codec."
+                )
+            rows = _Written(self.path, name, array)
+            if array.ndim == 1 and array.dtype.kind in "OT":
+                columns[name] = object_column(
+                    pa.string(), rows, array.shape[0], chunk_rows=rows.chunk_rows
+                )
+            else:
+                columns |= columns_of(name, rows, chunk_rows=rows.chunk_rows)
+        return columns
+
+
+class _Written:
+    """An array whose slices contain nothing that was not written.
+
+    Args:
+        path: The folder.
+        name: The path of the array in it.
+        array: The Zarr array.
+    """
+
+    def __init__(self, path: Path, name: str, array: Any) -> None:
+        self._path, self._name, self._array = path, name, array
+        self.dtype, self.shape = array.dtype, array.shape
+        self.chunk_rows = (array.shards or array.chunks)[0] if array.ndim else 1
+
+    def __getitem__(self, part: slice) -> Any:
+        found = self._array[part]
+        # A shard is one file, so the store does not notice chunks that are missing in it.
+        if self._may_be_filled(found) and not _same(found, self._twin[part]):
+            start, stop, _ = part.indices(self.shape[0])
+            raise ValueError(
+                f"a chunk of {self._name!r} in rows {start} to {stop - 1} {NOT_STORED}"
+            )
+        return found
+
+    def _may_be_filled(self, found: Any) -> bool:
+        """Whether fill values of shards may be among some rows."""
+        fill = self._array.fill_value
+        if self._array.shards is None:
+            return False
+        return found.dtype.kind in "OT" or fill != fill or bool((found == fill).any())
+
+    @cached_property
+    def _twin(self) -> Any:
+        """The same array with another fill value."""
+        zarr = import_optional("zarr", "zarr")
+        store = _store(self._path, other_fill=True)
+        return zarr.open_array(store, path=self._name, mode="r")
+
+
+NOT_STORED = (
+    "is not stored: it was lost, never written, or left out because it holds nothing but the fill "
+    "value. In the last case, write the array with config={'write_empty_chunks': True}"
+)
+
+
+def _same(found: Any, other: Any) -> bool:
+    if found.dtype.kind in "OT":
+        return list(found) == list(other)
+    return found.tobytes() == other.tobytes()
+
+
+def _store(path: Path, other_fill: bool = False) -> Any:
+    """Return a store of the files in a folder.
+
+    Reading a chunk that does not exist, or a file outside the folder, raises an error.
+
+    Args:
+        path: The folder.
+        other_fill: Whether to change the fill value of all arrays.
+    """
+    storage = import_optional("zarr.storage", "zarr")
+    root = os.path.realpath(path)
+
+    class Store(storage.WrapperStore):  # type: ignore[name-defined]
+        async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Any:
+            if not os.path.realpath(os.path.join(root, key)).startswith(root + os.sep):
+                raise ValueError(f"{key} is a link to a file outside the folder")
+            found = await super().get(key, prototype, byte_range)
+            is_metadata = key.rpartition("/")[2] in METADATA
+            if found is None and not is_metadata:
+                raise ValueError(f"the chunk {key} {NOT_STORED}")
+            if found is None or not (is_metadata and other_fill):
+                return found
+            changed = json.loads(found.to_bytes())
+            changed["fill_value"] = _other(changed.get("fill_value"), changed.get("data_type"))
+            return prototype.buffer.from_bytes(json.dumps(changed).encode())
+
+    return Store(storage.LocalStore(root, read_only=True))
+
+
+def _other(fill_value: Any, data_type: Any) -> Any:
+    """Return another fill value for an array, in JSON."""
+    if data_type == "string":
+        return f"{fill_value}?"
+    if data_type == "bool":
+        return not fill_value
+    return 1 if fill_value == 0 else 0
