@@ -359,12 +359,16 @@ def check_names(fields: Iterable[str]) -> None:
     >>> check_names(["sum", "first/max"])
     """
     for name in fields:
-        if not isinstance(name, str) or name.partition(".")[0] in ("", *RESERVED):
+        if not _is_free(name):
             raise InputError(
                 f"a field of a state cannot be named {name!r}: expected text that does not begin "
                 f"with a dot, and not {', '.join(RESERVED)}, which are other parts of a state. "
                 "Rename the field."
             )
+
+
+def _is_free(name: object) -> bool:
+    return isinstance(name, str) and name.partition(".")[0] not in ("", *RESERVED)
 
 
 def describe_fields(fields: Fields) -> dict[str, list[object]]:
@@ -385,9 +389,10 @@ def fields_from(description: Any) -> dict[str, Field]:
     """
     if not isinstance(description, dict):
         raise ValueError(f"fields must be a JSON object; got {description!r:.60}")
-    check_names(description)
     found = {}
     for name, entry in description.items():
+        if not _is_free(name):
+            raise ValueError(f"a field cannot be named {name!r:.60}")
         if not (isinstance(entry, list) and [*map(type, entry)] == [str, list]):
             raise ValueError(f"the field {name!r} must be [statistic, shape]; got {entry!r:.60}")
         statistic, shape = entry

@@ -201,17 +201,20 @@ def test_splitting_loses_nothing():
 def test_files_are_appended_to_and_truncated(tmp_path):
     path = tmp_path / "tables"
     length = append(path, RowTable(*rows([1, 2])))
-    append(path, StateTable.of(make(), *rows([3])))
-    assert [len(table) for table in read_tables(path)] == [2, 1]
+    both = length + append(path, StateTable.of(make(), *rows([3])))
+    assert [len(table) for table in read_tables(path, both)] == [2, 1]
     with path.open("ab") as file:
         file.write(b"left by an interrupted run")
+    assert [len(table) for table in read_tables(path, both)] == [2, 1]
     truncate(path, length)
-    assert [len(table) for table in read_tables(path)] == [2]
+    assert [len(table) for table in read_tables(path, length)] == [2]
     with pytest.raises(setfold.FileError, match="corrupt"):
         truncate(path, length + 1)
-    path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(setfold.FileError, match="corrupt"):
-        list(read_tables(path))
+        list(read_tables(path, both))
+    truncate(path, 0)
+    with pytest.raises(setfold.FileError, match="corrupt"):
+        list(read_tables(path, length))
 
 
 @pytest.mark.parametrize("budget", [1, 100_000])
