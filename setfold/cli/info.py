@@ -52,6 +52,12 @@ def info(
         _print_info(facts | verified, as_json)
 
 
+def _facts(file: Path, kind: str, version: int) -> dict[str, Any]:
+    """Return the facts about any file."""
+    facts = {"file": str(file), "kind": kind, "format": version}
+    return facts | ({"bytes": file.stat().st_size} if file.is_file() else {})
+
+
 def _describe_tensors(file: Path) -> dict[str, Any]:
     """Return the facts about a model or a state."""
     import torch
@@ -59,12 +65,7 @@ def _describe_tensors(file: Path) -> dict[str, Any]:
     from setfold.core import persist
 
     kind, tensors, description = persist.read(file)
-    facts: dict[str, Any] = {
-        "file": str(file),
-        "kind": kind,
-        "format": persist.FORMAT_VERSION,
-        "bytes": file.stat().st_size,
-    }
+    facts = _facts(file, kind, persist.FORMAT_VERSION)
     if kind == "state":
         # Not loaded as a state, because its statistics may be of a module that is not imported.
         counts = tensors.get("count", torch.empty(0)).flatten().tolist()
@@ -82,24 +83,20 @@ def _describe_tensors(file: Path) -> dict[str, Any]:
 def _describe_table(file: Path) -> dict[str, Any]:
     """Return the facts about a state file or about encodings."""
     from setfold.files.columns import format_features
-    from setfold.files.encodings import describe_encodings
+    from setfold.files.encodings import describe_encodings, is_archive
     from setfold.files.states import holds_states, read_provenance
     from setfold.files.tables.arrow import VERSION
 
-    facts = {"file": str(file), "format": VERSION, "bytes": file.stat().st_size}
-    if not holds_states(file):
+    if is_archive(file) or not holds_states(file):
         found = describe_encodings(file)
-        shape = list(found.shape)
-        return facts | {
-            "kind": "encodings",
+        return _facts(file, "encodings", VERSION) | {
             "sets": found.sets,
             "named by": found.set_type,
-            "shape": shape,
+            "shape": list(found.shape),
         }
     set_type, sets, provenance = read_provenance(file)
     columns = provenance.columns
-    return facts | {
-        "kind": "states",
+    return _facts(file, "states", VERSION) | {
         "sets": sets,
         "named by": str(set_type),
         "features": format_features(columns.features or ()) if columns else "unknown",
@@ -114,10 +111,7 @@ def _describe_work_folder(folder: Path) -> dict[str, Any]:
     from setfold.files.verify import journal_of
 
     journal = journal_of(folder)
-    return {
-        "file": str(folder),
-        "kind": "work folder",
-        "format": VERSION,
+    return _facts(folder, "work folder", VERSION) | {
         "command": journal.request["command"],
         "elements": journal.elements,
         "skipped": journal.skipped,
