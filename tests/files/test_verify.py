@@ -181,6 +181,14 @@ def test_other_tools_find_damaged_pages_of_parquet_files(folder, tmp_path):
         list(reader.read(["count", "encoding"], 0, None, rows=100))
 
 
+def test_numpy_finds_damaged_arrays(folder, tmp_path):
+    content = bytearray((folder / "out.npz").read_bytes())
+    content[content.index(b"encoding.npy") + 400] ^= 1
+    (tmp_path / "out.npz").write_bytes(content)
+    with pytest.raises(zipfile.BadZipFile, match="CRC"):
+        np.load(tmp_path / "out.npz")["encoding"]
+
+
 def test_a_sealed_parquet_file_is_an_ordinary_one(folder):
     path = folder / "out.parquet"
     assert pq.read_table(path)["count"].to_pylist() == np.load(folder / "out.npz")["count"].tolist()
