@@ -145,7 +145,8 @@ def _header(archive: zipfile.ZipFile, name: str) -> tuple[tuple[int, ...], np.dt
     """
     member = archive.getinfo(f"{name}.npy")
     with archive.open(member) as file:
-        npy.read_magic(file)
+        if npy.read_magic(file) != (2, 0):
+            raise ValueError(f"{name} has another version of NumPy's format")
         shape, in_columns, dtype = npy.read_array_header_2_0(file)
         size = file.tell() + math.prod(shape) * dtype.itemsize
     if member.compress_type != zipfile.ZIP_STORED or member.file_size != size or not shape:

@@ -165,8 +165,7 @@ class WorkFolder:
             path.unlink(missing_ok=True)
             self.journal.lengths = store.save(path)
             self.journal.snapshot = name
-        content = dataclasses.asdict(self.journal)
-        saved = {"version": VERSION, "checksum": checksum(json.dumps(content)), "journal": content}
+        saved = _to_save(dataclasses.asdict(self.journal))
         write_atomically(self.folder / "journal", json.dumps(saved).encode())
         if previous is not None and previous != self.journal.snapshot:
             (self.folder / previous).unlink(missing_ok=True)
@@ -273,9 +272,7 @@ def read_journal(folder: Path) -> Journal | None:
         return None
     try:
         saved = json.loads(path.read_text())
-        if saved["version"] != VERSION or saved["checksum"] != checksum(
-            json.dumps(saved["journal"])
-        ):
+        if saved != _to_save(saved["journal"]):
             raise ValueError("its version or its checksum differs")
         return Journal(**saved["journal"])
     except (KeyError, TypeError, ValueError, RecursionError) as error:
@@ -283,6 +280,11 @@ def read_journal(folder: Path) -> Journal | None:
             f"cannot read {path}: it is corrupt, or another version of setfold wrote it. "
             f"{START_OVER}"
         ) from error
+
+
+def _to_save(journal: dict[str, Any]) -> dict[str, Any]:
+    """Return the content of a journal file."""
+    return {"version": VERSION, "checksum": checksum(json.dumps(journal)), "journal": journal}
 
 
 def to_json_value(value: dict[str, Any]) -> Any:

@@ -161,3 +161,14 @@ def test_every_character_of_a_journal_counts(interrupted):
                     read_journal(work)
     (work / "journal").write_bytes(text)
     resume()
+
+
+@pytest.mark.parametrize(
+    "change", [{"version": 2}, {"version": "1"}, {"checksum": ""}, {"more": 1}]
+)
+def test_a_journal_of_another_version_is_refused(interrupted, change):
+    work, _ = interrupted("reading")
+    saved = json.loads((work / "journal").read_text()) | change
+    (work / "journal").write_text(json.dumps(saved))
+    with pytest.raises(setfold.FileError, match=r"another version.*--restart"):
+        read_journal(work)

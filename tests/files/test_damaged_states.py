@@ -256,6 +256,7 @@ TAMPERED = {
     "other version": lambda t: with_header(t, version=99),
     "version is true": lambda t: with_header(t, version=True),
     "version is text": lambda t: with_header(t, version="3"),
+    "version is a float": lambda t: with_header(t, version=3.0),
     "no version": lambda t: with_header(t, version=...),
     "other kind": lambda t: with_header(t, kind="rows"),
     "kind is a list": lambda t: with_header(t, kind=["states"]),
@@ -325,8 +326,9 @@ def test_counts_must_not_overflow_when_files_are_merged(tmp_path):
 
 @pytest.mark.parametrize("rows", [0, 2, 4, (1 << 64) - 1])
 def test_the_number_of_rows_must_be_right(tmp_path, rows):
+    path = store(tmp_path / "s.arrow", make(), rows=rows)
     with pytest.raises(setfold.FileError, match="expected"):
-        read(store(tmp_path / "s.arrow", make(), rows=rows))
+        read_provenance(path) if rows == 0 else list(read_states(path))
 
 
 @pytest.mark.parametrize("compression", ["zstd", "lz4"])
@@ -339,12 +341,12 @@ def test_compressed_data_is_not_decompressed(tmp_path, compression):
 def test_extension_types_are_not_parsed(tmp_path):
     table = make()
     metadata = {"ARROW:extension:name": "arrow.fixed_shape_tensor"}
-    metadata["ARROW:extension:metadata"] = b"[" * 300_000  # Arrow's parser would crash
+    metadata["ARROW:extension:metadata"] = b"[" * 300_000
     field = pa.field("sum.0", table.schema.field("sum.0").type, metadata=metadata)
     schema = table.schema.set(table.schema.get_field_index("sum.0"), field)
     columns = [table[name].combine_chunks() for name in table.column_names]
     path = store(tmp_path / "s.arrow", pa.Table.from_arrays(columns, schema=schema))
-    with pytest.raises(setfold.FileError, match="extension"):
+    with pytest.raises(setfold.FileError, match="a column has an extension type"):
         read(path)
 
 

@@ -87,6 +87,11 @@ def test_files_of_other_tools_are_refused(tmp_path):
     assert not list((tmp_path / "folder").iterdir())
 
 
+def with_null(lists):
+    values = [None, *lists.flatten().to_pylist()[1:]]
+    return pa.FixedSizeListArray.from_arrays(pa.array(values, pa.float32()), lists.type.list_size)
+
+
 @pytest.mark.parametrize("name", ["out.parquet", "out.arrow"])
 @pytest.mark.parametrize(
     "change",
@@ -98,6 +103,7 @@ def test_files_of_other_tools_are_refused(tmp_path):
         lambda t: t.drop_columns("count"),
         lambda t: t.append_column("more", t["count"]),
         lambda t: t.set_column(2, "encoding", t["encoding"].cast(pa.list_(pa.float32()))),
+        lambda t: t.set_column(2, "encoding", with_null(t["encoding"].combine_chunks())),
         lambda t: t.replace_schema_metadata({}),
         lambda t: t.replace_schema_metadata(
             {b"setfold": t.schema.metadata[b"setfold"].replace(b"[4, 5]", b"[4, 6]")}
@@ -115,20 +121,55 @@ def test_encodings_with_a_valid_seal_must_have_the_right_form(folder, tmp_path, 
         setfold.verify(tmp_path / name)
 
 
+def save_arrays(path, **arrays):
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w") as file:
+                np.lib.format.write_array(file, array, version=(2, 0))
+
+
+ARRAYS = {"set": np.arange(2), "count": np.ones(2, np.int64), "encoding": np.ones((2, 3000))}
+
+
 @pytest.mark.parametrize(
-    "arrays",
+    "change",
     [
-        {"set": np.arange(2)[::-1], "count": np.ones(2, np.int64), "encoding": np.ones((2, 3))},
-        {"set": np.arange(2), "count": -np.ones(2, np.int64), "encoding": np.ones((2, 3))},
-        {"set": np.arange(2), "count": np.ones(2), "encoding": np.ones((2, 3))},
-        {"set": np.arange(2), "count": np.ones(2, np.int64), "encoding": np.ones((3, 3))},
-        {"set": np.arange(2), "count": np.ones(2, np.int64)},
+        {"set": np.arange(2)[::-1]},
+        {"set": np.ones((2, 2))},
+        {"set": np.array([b"b", b"a"])},
+        {"count": -np.ones(2, np.int64)},
+        {"count": np.ones(2)},
+        {"encoding": np.ones((3, 3))},
+        {"encoding": np.asfortranarray(np.ones((2, 3)))},
+        {"more": np.ones(2)},
     ],
+    ids=str,
 )
-def test_arrays_must_have_the_right_form(tmp_path, arrays):
-    np.savez(tmp_path / "out.npz", **arrays)
+def test_arrays_must_have_the_right_form(tmp_path, change):
+    save_arrays(tmp_path / "out.npz", **ARRAYS)
+    assert setfold.verify(tmp_path / "out.npz") == "encodings of 2 sets, each (3000,)"
+    save_arrays(tmp_path / "out.npz", **ARRAYS | change)
     with pytest.raises(setfold.FileError):
         setfold.verify(tmp_path / "out.npz")
+
+
+def test_an_array_is_verified_to_its_end(tmp_path):
+    save_arrays(tmp_path / "out.npz", **ARRAYS)
+    content = bytearray((tmp_path / "out.npz").read_bytes())
+    content[-1000] ^= 1
+    (tmp_path / "out.npz").write_bytes(content)
+    with pytest.raises(setfold.FileError, match="encoding"):
+        setfold.verify(tmp_path / "out.npz")
+
+
+def test_bytes_that_no_reader_needs_are_verified_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(sealed, "CHUNK", 8)
+    encode(encoder(), write(tmp_path / "in", rows()), tmp_path / "out.arrow")
+    content = bytearray((tmp_path / "out.arrow").read_bytes())
+    content[7] ^= 1  # padding after the magic
+    (tmp_path / "out.arrow").write_bytes(content)
+    with pytest.raises(setfold.FileError, match="bytes 0 to 8 have changed"):
+        setfold.verify(tmp_path / "out.arrow")
 
 
 def test_an_array_must_have_the_size_that_its_header_says(tmp_path):

@@ -18,7 +18,7 @@ from setfold.errors import FileError, SetfoldError
 from setfold.files.sealed import SealedFile
 
 STREAM_START = 8  # an Arrow file begins with its magic and padding, then a stream follows
-EXTENSION = b"ARROW:extension"  # Arrow parses the metadata of such types without a depth limit
+EXTENSION = b"ARROW:extension"  # some versions of Arrow parse such metadata by recursion
 
 
 class Stream:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import save
 from torch.testing import assert_close
 
 import setfold
@@ -153,6 +154,21 @@ def test_a_table_that_names_sets_several_times():
 def test_foreign_tables_are_refused():
     with pytest.raises(setfold.FileError, match="not written by setfold"):
         from_arrow(pa.table({"set": [1]}))
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        {"slots.0": torch.zeros(2, 4, 6).double()},
+        {"slots.0": torch.zeros(1, 4, 6), "count": torch.tensor([7, 7])},
+        {"slots.0": torch.zeros(1, 4, 6), "sum.0": torch.zeros(2, 4, 4).double()},
+    ],
+)
+def test_what_all_sets_share_is_slots_and_nothing_else(frame):
+    table = StateTable.of(make(), *rows([1, 2])).to_arrow()
+    metadata = table.schema.metadata | {b"setfold.frame": save(frame)}
+    with pytest.raises(setfold.FileError, match="which all sets share"):
+        from_arrow(table.replace_schema_metadata(metadata))
 
 
 def test_encodings_come_with_set_and_count():
