@@ -135,7 +135,7 @@ ARRAYS = {"set": np.arange(2), "count": np.ones(2, np.int64), "encoding": np.one
     "change",
     [
         {"set": np.arange(2)[::-1]},
-        {"set": np.ones((2, 2))},
+        {"set": np.array([[0, 0], [1, 1]])},
         {"set": np.array([b"b", b"a"])},
         {"count": -np.ones(2, np.int64)},
         {"count": np.ones(2)},
@@ -160,6 +160,15 @@ def test_an_array_is_verified_to_its_end(tmp_path):
     (tmp_path / "out.npz").write_bytes(content)
     with pytest.raises(setfold.FileError, match="encoding"):
         setfold.verify(tmp_path / "out.npz")
+
+
+def test_an_archive_that_lost_a_byte_is_refused(tmp_path):
+    save_arrays(tmp_path / "out.npz", **ARRAYS)
+    content = (tmp_path / "out.npz").read_bytes()
+    for place in (40, 500, len(content) - 1000):  # offsets in the directory become negative
+        (tmp_path / "out.npz").write_bytes(content[:place] + content[place + 1 :])
+        with pytest.raises(setfold.FileError):
+            setfold.verify(tmp_path / "out.npz")
 
 
 def test_bytes_that_no_reader_needs_are_verified_too(tmp_path, monkeypatch):

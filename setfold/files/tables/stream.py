@@ -7,6 +7,7 @@ before Arrow reads it.
 
 from __future__ import annotations
 
+import errno
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -116,6 +117,6 @@ def reading(where: object, advice: str) -> Iterator[None]:
         is_arrow = isinstance(error, pa.ArrowException)
         if isinstance(error, MemoryError) and not is_arrow:
             raise  # the content cannot cause it, because nothing larger than the file is read
-        if isinstance(error, OSError) and error.errno is not None:
-            raise  # from the operating system
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+            raise  # from the operating system; EINVAL if the content says where to seek
         raise FileError(f"{where} is corrupt: {error}. {advice}") from error
