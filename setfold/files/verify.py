@@ -8,8 +8,9 @@ from pathlib import Path
 
 from setfold.core import persist
 from setfold.core.locks import hold
-from setfold.core.models import foreign_names, load
+from setfold.core.models import load
 from setfold.core.state import SetState
+from setfold.core.structure import foreign_names
 from setfold.errors import FileError
 from setfold.files.encodings import is_archive, verify_encodings
 from setfold.files.journal import Journal, read_journal
@@ -48,7 +49,7 @@ def verify(path: str | Path) -> str:
     ...     setfold.verify(f"{folder}/pool.safetensors")
     'model with 0 tensors; it can be rebuilt'
     """
-    path = Path(path)
+    path = persist.as_path(path)
     if path.is_dir():
         return _verify_work_folder(path)
     if not path.is_file():
