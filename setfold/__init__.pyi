@@ -50,6 +50,7 @@ from .files.partials import pack_partials as pack_partials
 from .files.partials import partial_states as partial_states
 from .files.partials import read_partials as read_partials
 from .files.partials import unpack_partials as unpack_partials
+from .files.verify import verify as verify
 from .folding.api import fold as fold
 from .folding.merge import all_merge as all_merge
 from .laws.check import check as check

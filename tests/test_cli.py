@@ -291,3 +291,34 @@ def test_info_on_another_file_is_exit_code_2(run, tmp_path, content):
     assert code == 2
     assert errors.count("\n") == 1
     assert "not a safetensors file" in errors
+
+
+def test_info_verifies_a_file(run, model):
+    code, output, _ = run("info", model, "--verify")
+    assert (code, output.count("verified:")) == (0, 1)
+    assert json.loads(run("info", model, "--verify", "--json")[1])["verified"] == (
+        "model with 2 tensors; it can be rebuilt"
+    )
+    content = bytearray(model.read_bytes())
+    content[-1] ^= 1
+    model.write_bytes(content)
+    code, output, errors = run("info", model, "--verify")
+    assert (code, output) == (2, "")
+    assert errors.startswith(f"setfold: {model} is corrupt: its checksum")
+
+
+@pytest.mark.parametrize(
+    ("kind", "description"),
+    [
+        ("model", {"structure": {"class": "setfold.Pool", "arguments": []}}),
+        ("model", {"structure": {"class": 3, "children": 3}}),
+        ("model", {"structure": {"class": "torch.nn.Sequential", "children": [1]}}),
+        ("state", {"fields": 3, "digest": []}),
+        ("other", {}),
+    ],
+)
+def test_info_on_a_strange_description(run, tmp_path, kind, description):
+    setfold.core.persist.write(tmp_path / "file", kind, {}, description)
+    assert run("info", tmp_path / "file")[0] in (0, 2)
+    code, output, errors = run("info", tmp_path / "file", "--verify")
+    assert (code, output, errors.count("\n")) == (2, "", 1)

@@ -1,6 +1,6 @@
 """The command line: check, info, encode, update, merge, readout."""
 
-from setfold.cli import files, laws  # noqa: F401  (importing them registers their commands)
+from setfold.cli import files, info, laws  # noqa: F401  (importing them registers their commands)
 from setfold.cli.app import USAGE, app, run
 
 __all__ = ["app", "main", "run"]

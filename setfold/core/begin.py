@@ -81,7 +81,7 @@ def recognize(encoder: StreamingSetEncoder, state: SetState) -> SetState:
         return state
     mine = current_weights_of(encoder)
     frame = state.frame
-    alike = len(frame) == len(encoder.slot_dims) and state.fields == encoder.fields(frame)
+    alike = _has_slots_for(encoder, frame) and state.fields == encoder.fields(frame)
     if not (alike and state.weights.match(mine)):
         raise StateMismatchError(
             f"this state does not belong to this {type(encoder).__name__}: its fields "
@@ -98,6 +98,14 @@ def recognize(encoder: StreamingSetEncoder, state: SetState) -> SetState:
         frame=frame,
         context=state.context,
         weights=mine,
+    )
+
+
+def _has_slots_for(encoder: StreamingSetEncoder, frame: tuple[Tensor, ...]) -> bool:
+    """Whether slots, which may come from a file, have the sizes and a dtype of the encoder."""
+    dtypes = {weight.dtype for weight in (*encoder.parameters(), *encoder.buffers())}
+    return tuple(slots.shape[-1] for slots in frame) == tuple(encoder.slot_dims) and all(
+        slots.dtype in dtypes for slots in frame
     )
 
 

@@ -1,7 +1,8 @@
 """Atomic files with a checksum.
 
 Every file is a safetensors file. Its header contains the kind ("state" or "model"), the format
-version, a checksum of the tensors and a JSON description. Pickle is not used.
+version, a checksum of the tensors and a JSON description. Pickle is not used. A file may come from
+anywhere: whatever is wrong with it raises FileError.
 """
 
 from __future__ import annotations
@@ -14,15 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
 from setfold.errors import FileError, InputError
 
 FORMAT_VERSION = 1
-HEADER = "setfold"
+HEADER = "setfold"  # the only entry of a file's metadata: a JSON object with these types
+HEAD = {"kind": str, "version": int, "description": dict, "checksum": str}
 MAX_HEADER = 1 << 24  # characters of JSON; as Python objects they take up to twenty times as much
+DIGEST_BYTES = 16
 
 
 def digest_of(tensors: dict[str, Tensor], *words: str) -> str:
@@ -31,7 +34,7 @@ def digest_of(tensors: dict[str, Tensor], *words: str) -> str:
     >>> digest_of({"a": torch.zeros(2)}) == digest_of({"a": torch.zeros(2)})
     True
     """
-    hasher = hashlib.blake2b(digest_size=16)
+    hasher = hashlib.blake2b(digest_size=DIGEST_BYTES)
     for word in words:
         hasher.update(word.encode() + b"\0")
     for name, tensor in sorted(tensors.items()):
@@ -41,14 +44,25 @@ def digest_of(tensors: dict[str, Tensor], *words: str) -> str:
     return hasher.hexdigest()
 
 
-def write(path: str | Path, kind: str, tensors: dict[str, Tensor], description: Any) -> None:
+def checksum(text: str) -> str:
+    """A hash of a text, the same on every machine.
+
+    >>> checksum("setfold") == checksum("setfold"), len(checksum(""))
+    (True, 32)
+    """
+    return hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).hexdigest()
+
+
+def write(
+    path: str | Path, kind: str, tensors: dict[str, Tensor], description: dict[str, Any]
+) -> None:
     """Write tensors and a JSON description to a file, atomically.
 
     Args:
         path: the file.
         kind: "state" or "model".
         tensors: by name.
-        description: anything that json.dumps accepts.
+        description: a JSON object.
 
     Raises:
         FileError: the folder does not exist, or the path is a folder.
@@ -119,7 +133,9 @@ def write_atomically(path: Path, content: bytes) -> None:
         raise
 
 
-def read(path: str | Path, kind: str | None = None) -> tuple[str, dict[str, Tensor], Any]:
+def read(
+    path: str | Path, kind: str | None = None
+) -> tuple[str, dict[str, Tensor], dict[str, Any]]:
     """Read a file that `write` wrote.
 
     Args:
@@ -137,14 +153,16 @@ def read(path: str | Path, kind: str | None = None) -> tuple[str, dict[str, Tens
         raise FileError(f"there is no file {path}. Check the path.")
     try:
         with safe_open(path, framework="pt") as file:
-            head = _head(path, (file.metadata() or {}).get(HEADER))
+            head = _head(path, file.metadata() or {})
             tensors = {name: file.get_tensor(name) for name in file.keys()}
-    except SafetensorError as error:
+    except (FileError, OSError):
+        raise
+    except Exception as error:  # safetensors and torch raise various errors for a damaged header
         raise FileError(
             f"{path} is truncated, corrupt or not a safetensors file ({error}). Write it again."
         ) from error
-    checksum = head.pop("checksum", None)
-    if digest_of(tensors, json.dumps(head)) != checksum:
+    saved = head.pop("checksum")
+    if digest_of(tensors, json.dumps(head)) != saved:
         raise FileError(
             f"{path} is corrupt: its checksum does not match its content. Write it again."
         )
@@ -153,13 +171,14 @@ def read(path: str | Path, kind: str | None = None) -> tuple[str, dict[str, Tens
     return head["kind"], tensors, head["description"]
 
 
-def _head(path: Path, text: str | None) -> dict[str, Any]:
+def _head(path: Path, metadata: dict[str, str]) -> dict[str, Any]:
     """The parsed header entry of a file: kind, version, description and checksum."""
-    if text is None:
+    if HEADER not in metadata:
         raise FileError(
             f"{path} is a safetensors file, but setfold did not write it: its header has no entry "
             f"{HEADER!r}. Write states with state.save and models with setfold.save."
         )
+    text = metadata[HEADER]
     if len(text) > MAX_HEADER:
         raise FileError(
             f"{path} is corrupt: its header has {len(text):,} characters; at most {MAX_HEADER:,} "
@@ -167,13 +186,14 @@ def _head(path: Path, text: str | None) -> dict[str, Any]:
         )
     try:
         head = json.loads(text)
-        version = head["version"]
-        head["kind"], head["description"]
-    except (KeyError, TypeError, RecursionError, ValueError) as error:
-        raise FileError(f"{path} is corrupt: its header cannot be read. Write it again.") from error
-    if version != FORMAT_VERSION:
+        types = {name: type(value) for name, value in head.items()}
+    except (AttributeError, ValueError, RecursionError):
+        head, types = {}, {}
+    if types.get("version") is int and head["version"] != FORMAT_VERSION:
         raise FileError(
-            f"{path} has format version {version}; this version of setfold reads version "
+            f"{path} has format version {head['version']}; this version of setfold reads version "
             f"{FORMAT_VERSION}. Read it with the setfold that wrote it, or write it again."
         )
+    if types != HEAD or len(metadata) != 1:
+        raise FileError(f"{path} is corrupt: its header cannot be read. Write it again.")
     return head

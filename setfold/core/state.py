@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,12 @@ from setfold.core.statistic import (
     Statistics,
     describe_fields,
     fields_from,
-    find_non_finite,
     join,
 )
 from setfold.core.weights import Weights
 from setfold.errors import FileError, InputError, StateMismatchError
 
+MAX_COUNT = torch.iinfo(torch.long).max
 TOTALS = (torch.float64, torch.float32)  # dtypes of statistics; float32 on MPS
 
 
@@ -277,10 +278,34 @@ class SetState:
 
     # ---- files and copies --------------------------------------------------------------------
 
+    def describe(self) -> dict[str, Any]:
+        """What a file must keep in addition to `tensors`, as JSON."""
+        return {"fields": describe_fields(self.fields), "digest": self.weights.digest}
+
+    @classmethod
+    def from_file(cls, named: dict[str, Tensor], description: Mapping[str, Any]) -> SetState:
+        """The state with these `tensors` and this description, which may come from anywhere.
+
+        Raises:
+            FileError: a statistic is not defined here.
+            ValueError: the tensors are not exactly those of a state that the description declares.
+        """
+        fields, digest = fields_from(description.get("fields")), description.get("digest")
+        if not isinstance(digest, str) or len(digest) != 2 * persist.DIGEST_BYTES:
+            raise ValueError(f"expected the digest of the weights; got {digest!r:.60}")
+        missing = {*_names_of(fields)} - named.keys()
+        if missing:
+            raise ValueError(f"there is no {min(missing)!r}")
+        state = cls.from_tensors(named, fields, Weights.from_digest(digest))
+        unknown = named.keys() - state.tensors().keys()
+        if unknown:
+            raise ValueError(f"{min(unknown)!r} belongs to no field")
+        state._check_form()
+        return state
+
     def save(self, path: str | Path) -> None:
         """Write the state to a file that any process can load and merge, without pickle."""
-        description = {"fields": describe_fields(self.fields), "digest": self.weights.digest}
-        persist.write(path, "state", self.tensors(), description)
+        persist.write(path, "state", self.tensors(), self.describe())
 
     @staticmethod
     def load(path: str | Path) -> SetState:
@@ -292,34 +317,33 @@ class SetState:
         """
         _, tensors, description = persist.read(path, "state")
         try:
-            fields = fields_from(description["fields"])
-            weights = Weights.from_digest(str(description["digest"]))
-            state = SetState.from_tensors(tensors, fields, weights)
-            state._check_form()
-            return state
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            if isinstance(error, FileError):
-                raise
-            raise FileError(f"{path} is corrupt: {error!r}. Write it again.") from error
+            return SetState.from_file(tensors, description)
+        except FileError:
+            raise
+        except Exception as error:  # statistics of other packages may raise anything for a shape
+            raise FileError(f"{path} is corrupt: {error}. Write it again.") from error
 
     def _check_form(self) -> None:
-        """Raise ValueError unless the tensors have the form that the fields declare."""
-        count = self.count
+        """Raise ValueError unless the tensors have the form and range that the fields declare."""
+        count, sets = self.count, len(self.count) if self.count.dim() else -1
         if count.dtype != torch.long or count.dim() != 1 or bool((count < 0).any()):
             raise ValueError("counts must be int64 (B,), at least 0")
+        if sets and int(count.max()) > MAX_COUNT // sets and sum(count.tolist()) > MAX_COUNT:
+            raise ValueError("the sum of the counts must be below 2**63")
         for name, field in self.fields.items():
-            for part, shape in zip(self.statistics[name], field.shapes, strict=True):
-                if tuple(part.shape) != (len(self), *shape) or part.dtype not in TOTALS:
-                    raise ValueError(f"{name} must be float64 {(len(self), *shape)}")
-        if bool(find_non_finite(self.fields, self.statistics).any()):
-            raise ValueError("statistics must be finite")
+            empty = field.statistic.empty
+            for part, shape, value in zip(self.statistics[name], field.shapes, empty, strict=True):
+                if tuple(part.shape) != (sets, *shape) or part.dtype not in TOTALS:
+                    raise ValueError(f"{name!r} must be float64 {(sets, *shape)}")
+                if not _is_usable(part, value):
+                    raise ValueError(f"{name!r} must be finite")
         for slots in self.frame:
-            if slots.dim() != 3 or slots.shape[0] not in (1, len(self)):
-                raise ValueError(f"slots must be (1, K, h) or ({len(self)}, K, h)")
-            if not bool(slots.isfinite().all()):
-                raise ValueError("slots must be finite")
+            if slots.dim() != 3 or slots.shape[0] not in (1, sets):
+                raise ValueError(f"slots must be (1, K, h) or ({sets}, K, h)")
+            if not slots.is_floating_point() or not bool(slots.isfinite().all()):
+                raise ValueError("slots must be finite numbers")
         if any(part.shape[:1] != count.shape for part in self.context):
-            raise ValueError(f"contexts must be ({len(self)}, ...)")
+            raise ValueError(f"contexts must be ({sets}, ...)")
 
     def __deepcopy__(self, memo: object) -> SetState:
         """A copy of the values, without a graph."""
@@ -328,6 +352,21 @@ class SetState:
     def __reduce__(self) -> tuple[Any, ...]:
         named = {name: tensor.detach() for name, tensor in self.tensors().items()}
         return SetState.from_tensors, (named, self.fields, self.weights)
+
+
+def _names_of(fields: Fields) -> list[str]:
+    """The names of the tensors that every state with these fields has, as in `SetState.tensors`."""
+    parts = [
+        f"{name}.{i}" for name, field in fields.items() for i in range(len(field.statistic.empty))
+    ]
+    return [*parts, "count"]
+
+
+def _is_usable(part: Tensor, empty: float) -> bool:
+    """Whether all values are finite, or infinite like those of an empty set."""
+    if math.isfinite(part.sum().item()):  # a sum shows NaN and infinity, and takes less time
+        return True
+    return bool((part.isfinite() | (part == empty)).all())
 
 
 def _same(left: Tensor, right: Tensor) -> bool:

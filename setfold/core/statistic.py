@@ -19,21 +19,24 @@ that defines its statistics first.
 
 from __future__ import annotations
 
+import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from setfold.errors import FileError, NonFiniteError, NotRemovableError
+from setfold.errors import FileError, InputError, NonFiniteError, NotRemovableError
 from setfold.kernels.modes import accumulator_dtype
 from setfold.kernels.softmax import finite
 
 Parts = tuple[Tensor, ...]  # the tensors of one statistic, each (B, ...)
 Statistics = dict[str, Parts]  # by field name: what a state keeps
 Shape = tuple[int, ...]
+
+RESERVED = ("count", "slots", "context")  # names of tensors of a state that belong to no field
 
 _DEFINED: dict[str, type[Statistic]] = {}  # by the name that files use
 
@@ -274,7 +277,12 @@ class CentralMoments(Reduction):
 
 
 def identity(fields: Fields, batch_size: int, device: torch.device) -> Statistics:
-    """The statistics of `batch_size` sets without elements."""
+    """The statistics of `batch_size` sets without elements.
+
+    Raises:
+        InputError: a field has a name that is reserved.
+    """
+    check_names(fields)
     return {name: field.identity(batch_size, device) for name, field in fields.items()}
 
 
@@ -345,6 +353,24 @@ def find_non_finite(fields: Fields, statistics: Statistics) -> Tensor:
 # ---- names in files ----------------------------------------------------------------------------
 
 
+def check_names(fields: Iterable[str]) -> None:
+    """Raise InputError if a field's name would make the tensors of a state ambiguous.
+
+    >>> check_names(["sum", "first/max"])
+    """
+    for name in fields:
+        if not _is_free(name):
+            raise InputError(
+                f"a field of a state cannot be named {name!r}: expected text that does not begin "
+                f"with a dot, and not {', '.join(RESERVED)}, which are other parts of a state. "
+                "Rename the field."
+            )
+
+
+def _is_free(name: object) -> bool:
+    return isinstance(name, str) and name.partition(".")[0] not in ("", *RESERVED)
+
+
 def describe_fields(fields: Fields) -> dict[str, list[object]]:
     """Fields as JSON: by name, the statistic and the shape.
 
@@ -354,16 +380,26 @@ def describe_fields(fields: Fields) -> dict[str, list[object]]:
     return {n: [_name_in_files(type(f.statistic)), list(f.shape)] for n, f in fields.items()}
 
 
-def fields_from(description: Mapping[str, Any]) -> dict[str, Field]:
+def fields_from(description: Any) -> dict[str, Field]:
     """Fields from what `describe_fields` returned; imports nothing.
 
     Raises:
         FileError: a statistic is not defined in this process.
+        ValueError: the description is malformed.
     """
+    if not isinstance(description, dict):
+        raise ValueError(f"fields must be a JSON object; got {description!r:.60}")
     found = {}
-    for name, (statistic, shape) in description.items():
-        kind = _DEFINED.get(str(statistic))
-        if kind is None:
+    for name, entry in description.items():
+        if not _is_free(name):
+            raise ValueError(f"a field cannot be named {name!r:.60}")
+        if not (isinstance(entry, list) and [*map(type, entry)] == [str, list]):
+            raise ValueError(f"the field {name!r} must be [statistic, shape]; got {entry!r:.60}")
+        statistic, shape = entry
+        if not all(type(size) is int and size >= 0 for size in shape):
+            raise ValueError(f"the shape of {name!r} must be sizes; got {shape!r:.60}")
+        kind = _DEFINED.get(statistic)
+        if kind is None or inspect.isabstract(kind):
             raise FileError(
                 f"the field {name!r} keeps the statistic {statistic}, which is not defined here: "
                 "import the module that defines it before you load the state."

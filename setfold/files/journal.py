@@ -22,12 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from setfold.core.locks import hold
-from setfold.core.persist import write_atomically
+from setfold.core.persist import checksum, write_atomically
 from setfold.errors import FileError, InputError
 from setfold.files.engines.task import Skipped, Step
 from setfold.files.tables.spill import truncate
 from setfold.files.tables.store import Store
 
+VERSION = 1  # of the journal
 SAVE_EVERY = 20.0  # default checkpoint interval in seconds
 SAVE_SHARE = 0.05  # upper limit on the share of time that is spent on checkpoints
 START_OVER = "Start over with --restart."
@@ -164,8 +165,8 @@ class WorkFolder:
             path.unlink(missing_ok=True)
             self.journal.lengths = store.save(path)
             self.journal.snapshot = name
-        text = json.dumps(dataclasses.asdict(self.journal))
-        write_atomically(self.folder / "journal", text.encode())
+        saved = _to_save(dataclasses.asdict(self.journal))
+        write_atomically(self.folder / "journal", json.dumps(saved).encode())
         if previous is not None and previous != self.journal.snapshot:
             (self.folder / previous).unlink(missing_ok=True)
         self.saved_at = time.monotonic()
@@ -229,7 +230,7 @@ def open_work_folder(
                 f"another process is writing {out} (it has locked {folder / 'lock'}). Wait until "
                 "it ends, or choose another --out."
             )
-        journal = None if restart else _read_journal(folder)
+        journal = None if restart else read_journal(folder)
         if journal is not None and not resume:
             raise InputError(
                 f"an earlier run for {out} was interrupted; its checkpoint is in {folder}. "
@@ -260,17 +261,30 @@ def open_work_folder(
         _remove_folder(folder)
 
 
-def _read_journal(folder: Path) -> Journal | None:
+def read_journal(folder: Path) -> Journal | None:
+    """Return the journal in a work folder; None if there is none.
+
+    Raises:
+        FileError: It is corrupt, or another version of setfold wrote it.
+    """
     path = folder / "journal"
     if not path.exists():
         return None
     try:
-        return Journal(**json.loads(path.read_text()))
-    except (ValueError, TypeError) as error:
+        saved = json.loads(path.read_text())
+        if saved != _to_save(saved["journal"]):
+            raise ValueError("its version or its checksum differs")
+        return Journal(**saved["journal"])
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise FileError(
             f"cannot read {path}: it is corrupt, or another version of setfold wrote it. "
             f"{START_OVER}"
         ) from error
+
+
+def _to_save(journal: dict[str, Any]) -> dict[str, Any]:
+    """Return the content of a journal file."""
+    return {"version": VERSION, "checksum": checksum(json.dumps(journal)), "journal": journal}
 
 
 def to_json_value(value: dict[str, Any]) -> Any:

@@ -9,6 +9,7 @@ import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,11 +19,13 @@ import pyarrow.parquet as pq
 from numpy.lib import format as npy
 
 from setfold.errors import InputError
-from setfold.files.tables.table import as_tensor, header_of
+from setfold.files.sealed import SealedFile, SealedWriter
+from setfold.files.tables.arrow import as_tensor, header_of, shape_of
+from setfold.files.tables.stream import open_arrow
 
 
 class Sink(ABC):
-    """Writes tables with the same columns to a file.
+    """Writes tables with the same columns to a sealed file.
 
     Args:
         path: The temporary file.
@@ -34,7 +37,9 @@ class Sink(ABC):
     def __init__(self, path: Path, metadata: Mapping[bytes, bytes] | None = None) -> None:
         self.path = path
         self.metadata = dict(metadata or {})
+        self.file = SealedWriter(path)
         self.writer: Any = None
+        self.rows = 0
 
     def write(self, table: pa.Table) -> None:
         """Write a table. The first one determines the columns."""
@@ -42,15 +47,16 @@ class Sink(ABC):
         if self.writer is None:
             self.writer = self._open_writer(schema)
         self.writer.write_table(table.replace_schema_metadata(schema.metadata))
+        self.rows += len(table)
 
     @abstractmethod
     def _open_writer(self, schema: pa.Schema) -> Any:
-        """Open the file and return an object with `write_table` and `close`."""
+        """Return an object with `write_table` and `close` that writes to `self.file`."""
 
     def close(self) -> None:
-        """Finish the file."""
-        if self.writer is not None:
-            self.writer.close()
+        """Finish the file. At least one table must have been written."""
+        self.writer.close()
+        self.file.seal(self.rows)
 
 
 class ParquetSink(Sink):
@@ -59,8 +65,15 @@ class ParquetSink(Sink):
     suffixes: ClassVar[tuple[str, ...]] = (".parquet", ".pq")
 
     def _open_writer(self, schema: pa.Schema) -> pq.ParquetWriter:
-        # Numbers hardly ever repeat, so dictionary encoding costs time and saves nothing.
-        return pq.ParquetWriter(self.path, schema, use_dictionary=False, compression="zstd")
+        # Numbers hardly ever repeat, so dictionary encoding costs time and saves nothing. Other
+        # tools do not know the seal, but many verify the checksums of pages.
+        return pq.ParquetWriter(
+            self.file,
+            schema,
+            use_dictionary=False,
+            compression="zstd",
+            write_page_checksum=True,
+        )
 
 
 class ArrowSink(Sink):
@@ -69,7 +82,7 @@ class ArrowSink(Sink):
     suffixes: ClassVar[tuple[str, ...]] = (".arrow", ".feather", ".ipc")
 
     def _open_writer(self, schema: pa.Schema) -> pa.RecordBatchFileWriter:
-        return pa.ipc.new_file(str(self.path), schema)
+        return pa.ipc.new_file(self.file, schema)
 
 
 class NpzSink(ArrowSink):
@@ -91,25 +104,28 @@ class NpzSink(ArrowSink):
 
 def _blocks(path: Path, name: str) -> Iterator[np.ndarray]:
     """Yield a column of an Arrow file as arrays."""
-    with pa.OSFile(str(path)) as source, pa.ipc.open_file(source) as file:
-        shape = header_of(file.schema)["shape"]
-        batches = (file.get_batch(number) for number in range(file.num_record_batches))
-        for batch in batches if file.num_record_batches else [None]:  # at least one, possibly empty
-            table = pa.Table.from_batches([] if batch is None else [batch], file.schema)
-            if name == "encoding":
-                yield as_tensor(table[name], shape).numpy()
-            else:
-                yield _plain(table[name])
+    with SealedFile(path) as file:
+        stream = open_arrow(file)
+        shape = shape_of(header_of(stream.schema, "encodings", path))
+        no_rows = pa.RecordBatch.from_pylist([], stream.schema)
+        for batch in chain([no_rows], stream):  # at least one block, which has the dtype
+            column = pa.chunked_array([batch.column(name)])
+            yield as_tensor(column, shape).numpy() if name == "encoding" else _plain(column)
 
 
 def _plain(column: pa.ChunkedArray) -> np.ndarray:
     """Return a column as an array that can be loaded without pickle."""
-    values = column.to_numpy()
+    values, kind = column.to_numpy(), column.type
     if values.dtype != object:
         return values
-    is_binary = pa.types.is_large_binary(column.type)
+    is_binary = pa.types.is_large_binary(kind)
+    if not (is_binary or pa.types.is_large_string(kind)):
+        raise InputError(
+            f"set ids of type {kind} cannot be stored in an .npz file. Write a .parquet or .arrow "
+            "file instead."
+        )
     items = column.to_pylist()
-    if any(item.endswith(b"\0" if is_binary else "\0") for item in items if len(item)):
+    if any(item.endswith(b"\0" if is_binary else "\0") for item in items):
         raise InputError(
             "NumPy strips trailing zero bytes, so some of these set ids would become equal in an "
             ".npz file. Write a .parquet or .arrow file instead."

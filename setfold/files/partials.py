@@ -26,16 +26,8 @@ from setfold.core.state import SetState
 from setfold.errors import InputError, StateMismatchError
 from setfold.files.columns import ColumnSpec, features_of
 from setfold.files.rows import rows_of
-from setfold.files.tables.table import (
-    FRAME,
-    HEADER,
-    StateTable,
-    combined,
-    element_dtypes,
-    header_of,
-    merged,
-    read_out,
-)
+from setfold.files.tables.arrow import FRAME, HEADER, combined
+from setfold.files.tables.table import StateTable, element_dtypes, merged, read_out
 
 # Each packed state starts with a digest of what all sets share.
 DIGEST_BYTES = hashlib.sha256().digest_size
@@ -191,7 +183,7 @@ def _digest(schema: pa.Schema) -> bytes:
 
 def _packed_names(schema: pa.Schema) -> list[str]:
     """Return the tensors that have one row per set, in the order in which they are packed."""
-    return list(header_of(schema)["shapes"])
+    return [name for name in schema.names if name != "set"]
 
 
 def _as_bytes(part: torch.Tensor) -> np.ndarray:

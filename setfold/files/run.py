@@ -179,6 +179,7 @@ class Run:
         self.phase_started = time.monotonic()
         if journal.buckets is None:
             journal.buckets = store.close()
+            journal.lengths = store.lengths()
             journal.snapshot = None
             self._save()
         total = len(journal.buckets)
@@ -194,7 +195,7 @@ class Run:
     def _merge_bucket(self, bucket: int, path: Path) -> None:
         """Write a bucket as one sorted run. A bucket that was split again has several parts."""
         parts, set_bytes, window = [], 1, self.store.budget // (COPIES * BUCKETS)
-        for number, table in enumerate(self.store.drain_bucket(bucket)):
+        for number, table in enumerate(self.store.drain_bucket(bucket, self.journal.lengths)):
             parts.append(path.with_suffix(f".{number}"))
             set_bytes = max(set_bytes, table.nbytes // len(table))
             rows = max(1, window // set_bytes)

@@ -1,28 +1,39 @@
 """State files: written by `encode --states`, and read by `update`, `merge` and `readout`.
 
-A state file is an Arrow file with one row per set, sorted by set id. Its metadata contains the
-model, so that no other file is needed to update it, and the inputs that it was computed from, so
-that none is counted twice.
+A state file is a sealed Arrow file with one row per set, sorted by set id. Its metadata contains
+the model, so that no other file is needed to update it, and the inputs that it was computed from,
+so that none is counted twice.
+
+A file may come from anywhere. Its seal shows damage, and reading checks everything that the rest of
+setfold relies on, so that a file with a matching seal that is wrong otherwise raises FileError, too.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 from torch import nn
 
-from setfold.core.models import load, save
+from setfold.core.models import DTYPES, load, save
+from setfold.core.state import MAX_COUNT
 from setfold.errors import DescriptionError, FileError
 from setfold.files.columns import ColumnSpec, Feature
-from setfold.files.tables.table import StateTable, header_of
+from setfold.files.sealed import ARROW, SealedFile
+from setfold.files.tables.arrow import FRAME, HEADER, check_sorted, header_of
+from setfold.files.tables.stream import Stream, open_arrow, reading
+from setfold.files.tables.table import StateTable
 
 MODEL, INPUTS, COLUMNS = b"setfold.model", b"setfold.inputs", b"setfold.columns"
 DTYPE = b"setfold.dtype"
+ADVICE = "Pass a file that was written by encode --states."
 
 
 @dataclass(frozen=True)
@@ -57,52 +68,88 @@ def read_states(path: Path) -> Iterator[StateTable]:
     Raises:
         FileError: The file is missing, truncated, corrupt or not a state file.
     """
-    for batch in _batches(path):
-        yield StateTable.from_arrow(pa.Table.from_batches([batch]))
+    with _open(path) as (file, stream):
+        sets, elements, last = 0, 0, None
+        for batch in stream:
+            table = StateTable.from_arrow(pa.Table.from_batches([batch]))
+            sets, elements = sets + len(table), elements + int(table.state.count.sum())
+            last = check_sorted(table.sets, last)
+            if elements > MAX_COUNT:
+                raise ValueError("the sum of the counts must be below 2**63")
+            yield table
+        if sets != file.seal.rows or file.tell() != file.seal.data:
+            raise ValueError(f"expected {file.seal.rows} sets; got {sets}")
 
 
 def read_provenance(path: Path) -> tuple[pa.DataType, int, Provenance]:
-    """Return the type of the set ids in a state file, the number of sets, and their provenance."""
-    try:
-        # Memory-mapped, so that counting the rows does not read them.
-        with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as file:
-            schema = file.schema
-            sets = sum(file.get_batch(i).num_rows for i in range(file.num_record_batches))
-    except (pa.ArrowException, OSError) as error:
-        raise _read_error(path, error) from error
-    if (kind := header_of(schema, path)["kind"]) != "states":
-        raise FileError(
-            f"expected states in {path}; got {kind}. Pass the file that was written by "
-            "encode --states."
-        )
-    metadata = schema.metadata
-    inputs = json.loads(metadata.get(INPUTS, b"{}"))
-    columns = json.loads(metadata.get(COLUMNS, b"null"))
-    if columns is not None:
-        features = tuple(Feature(*feature) for feature in columns["features"] or ()) or None
-        columns = ColumnSpec(features, columns["set"], columns["explode"])
-    dtype = metadata[DTYPE].decode() if DTYPE in metadata else None
-    provenance = Provenance(metadata.get(MODEL), inputs, columns, dtype)
-    return schema.field("set").type, sets, provenance
+    """Return the type of the set ids in a state file, the number of sets, and their provenance.
+
+    The states themselves are not read.
+
+    Raises:
+        FileError: The file is missing, truncated, corrupt or not a state file.
+    """
+    with _open(path) as (file, stream):
+        metadata, sets = stream.schema.metadata, file.seal.rows
+        if metadata.keys() - {MODEL, DTYPE} != {HEADER, FRAME, INPUTS, COLUMNS}:
+            raise ValueError("its metadata does not have the entries of a state file")
+        if not sets and next(iter(stream), None) is not None:
+            raise ValueError("expected no sets; got some")
+        inputs = _inputs_from(json.loads(metadata[INPUTS]))
+        columns = _columns_from(json.loads(metadata[COLUMNS]))
+        dtype = metadata[DTYPE].decode() if DTYPE in metadata else None
+        if dtype not in (None, *DTYPES):
+            raise ValueError(f"expected the dtype of the model; got {dtype!r:.60}")
+        provenance = Provenance(metadata.get(MODEL), inputs, columns, dtype)
+        return stream.schema.field("set").type, sets, provenance
 
 
-def _batches(path: Path) -> Iterator[pa.RecordBatch]:
-    try:
-        with pa.OSFile(str(path)) as source, pa.ipc.open_file(source) as file:
-            header_of(file.schema, path)
-            for number in range(file.num_record_batches):
-                yield file.get_batch(number)
-    except (pa.ArrowException, OSError) as error:
-        raise _read_error(path, error) from error
+def holds_states(path: Path) -> bool:
+    """Whether a sealed file is a state file, not a file of encodings.
+
+    Raises:
+        FileError: The file is missing, truncated, corrupt, or setfold did not write it.
+    """
+    with reading(path, ADVICE), SealedFile(path) as file:
+        if file.format != ARROW:
+            return False
+        return header_of(open_arrow(file).schema, where=path)["kind"] == "states"
 
 
-def _read_error(path: Path, error: Exception) -> FileError:
-    if not path.exists():
-        return FileError(f"there is no file {path}. Check the path.")
-    return FileError(
-        f"{path} is truncated, corrupt or not a state file ({error}). Pass a file that was written "
-        "by encode --states."
+@contextmanager
+def _open(path: Path) -> Iterator[tuple[SealedFile, Stream]]:
+    """Open a state file and check its columns. Errors in its content are FileErrors."""
+    with reading(path, ADVICE), SealedFile(path) as file:
+        if file.format != ARROW:
+            raise ValueError("it is not an Arrow file")
+        stream = open_arrow(file)
+        header_of(stream.schema, "states", path)
+        StateTable.from_arrow(stream.schema.empty_table())
+        yield file, stream
+
+
+def _inputs_from(value: Any) -> dict[str, list[int]]:
+    """Return the inputs of `Provenance` from JSON."""
+    is_valid = isinstance(value, dict) and all(
+        isinstance(stamp, list) and [*map(type, stamp)] == [int, int] for stamp in value.values()
     )
+    if not is_valid:
+        raise ValueError(f"expected inputs with size and time; got {value!r:.60}")
+    return value
+
+
+def _columns_from(value: Any) -> ColumnSpec | None:
+    """Return the columns of `Provenance` from JSON."""
+    if value is None:
+        return None
+    features = None
+    if value["features"] is not None:
+        features = tuple(Feature(name, float(factor)) for name, factor in value["features"])
+    column, explode = value["set"], value["explode"]
+    named = all(isinstance(f.name, str) and math.isfinite(f.factor) for f in features or ())
+    if not (named and isinstance(column, str | None) and isinstance(explode, bool)):
+        raise ValueError(f"expected the columns that were read; got {value!r:.60}")
+    return ColumnSpec(features, column, explode)
 
 
 def model_to_bytes(model: nn.Module) -> bytes | None:
@@ -117,8 +164,17 @@ def model_to_bytes(model: nn.Module) -> bytes | None:
 
 
 def model_from_bytes(content: bytes, allow: Iterable[str] = ()) -> nn.Module:
-    """Load a model from the result of `model_to_bytes`."""
+    """Load a model from the result of `model_to_bytes`.
+
+    Raises:
+        FileError: The content is corrupt.
+        DescriptionError: A class is not allowed or cannot be constructed.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.safetensors"
         path.write_bytes(content)
-        return load(path, allow=allow)
+        try:
+            return load(path, allow=allow)
+        except FileError as error:
+            message = str(error).replace(str(path), "the model in the state file")
+            raise FileError(message) from error

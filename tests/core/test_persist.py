@@ -91,9 +91,26 @@ def test_the_same_content_is_the_same_file(tmp_path):
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
-@pytest.mark.parametrize("head", ["{", "", "3", "[]", '"state"', "{}", '{"version": 1}', "null"])
+HEAD = {"kind": "state", "version": 1, "description": {}, "checksum": ""}
+HEADS = ["{", "", "3", "[]", '"state"', "{}", '{"version": 1}', "null", "[" * 100_000]
+HEADS += [json.dumps(HEAD | change) for change in ({"version": True}, {"version": "1"})]
+HEADS += [json.dumps(HEAD | change) for change in ({"kind": 1}, {"description": []}, {"more": 1})]
+
+
+@pytest.mark.parametrize("head", HEADS, ids=lambda head: head[:20])
 def test_a_header_that_cannot_be_read_is_a_file_error(tmp_path, head):
     save_file(TENSORS, tmp_path / "file", {"setfold": head})
+    with pytest.raises(setfold.FileError, match="its header cannot be read"):
+        files.read(tmp_path / "file")
+
+
+def test_one_entry_more_is_a_file_error(tmp_path):
+    files.write(tmp_path / "file", "state", TENSORS, {})
+    with safe_open(tmp_path / "file", "pt") as file:
+        metadata = file.metadata()
+    save_file(TENSORS, tmp_path / "file", metadata)
+    assert files.read(tmp_path / "file")[0] == "state"
+    save_file(TENSORS, tmp_path / "file", metadata | {"more": ""})
     with pytest.raises(setfold.FileError, match="its header cannot be read"):
         files.read(tmp_path / "file")
 

@@ -172,6 +172,11 @@ def test_another_version_is_a_file_error(tmp_path, monkeypatch, encoder):
         {"fields": 3, "digest": ""},
         {"fields": {"sum": ["Sum"]}, "digest": ""},
         {"fields": {"sum": ["Sum", 2]}, "digest": ""},
+        {"fields": {"sum": ["Sum", [2]]}, "digest": 3},
+        {"fields": {"sum": ["Sum", [True, 2]]}, "digest": "0" * 32},
+        {"fields": {"sum": ["Sum", [-2]]}, "digest": "0" * 32},
+        {"fields": {"sum": [["Sum"], [2]]}, "digest": "0" * 32},
+        {"fields": {"sum": ["Sum", [2.0]]}, "digest": "0" * 32},
     ],
     ids=str,
 )
@@ -182,11 +187,94 @@ def test_a_description_that_lacks_something_is_a_file_error(tmp_path, descriptio
         SetState.load(tmp_path / "state")
 
 
+def test_an_abstract_statistic_is_a_file_error(tmp_path):
+    tensors = {"count": torch.zeros(1, dtype=torch.long), "sum.0": torch.zeros(1, 2).double()}
+    description = {"fields": {"sum": ["Reduction", [2]]}, "digest": "0" * 32}
+    files.write(tmp_path / "state", "state", tensors, description)
+    with pytest.raises(setfold.FileError, match="not defined here"):
+        SetState.load(tmp_path / "state")
+
+
 def test_tensors_that_are_not_there_are_a_file_error(tmp_path):
-    description = {"fields": {"sum": ["Sum", [2]]}, "digest": "0"}
+    description = {"fields": {"sum": ["Sum", [2]]}, "digest": "0" * 32}
     files.write(tmp_path / "state", "state", {"sum.0": torch.zeros(1, 2)}, description)
     with pytest.raises(setfold.FileError, match="'count'"):
         SetState.load(tmp_path / "state")
+
+
+SUM = torch.zeros(2, 3, dtype=torch.float64)
+COUNT = torch.tensor([1, 2])
+SLOTS = torch.zeros(1, 4, 6)
+FORMS = {
+    "negative count": {"count": torch.tensor([1, -1])},
+    "fractional count": {"count": torch.tensor([1.0, 1.5])},
+    "narrow count": {"count": torch.tensor([1, 2], dtype=torch.int32)},
+    "boolean count": {"count": torch.tensor([True, True])},
+    "complex count": {"count": torch.tensor([1j, 2j])},
+    "counts overflow": {"count": torch.tensor([1 << 62, 1 << 62])},
+    "one count": {"count": torch.tensor(1)},
+    "counts of pairs": {"count": torch.tensor([[1], [2]])},
+    "too few counts": {"count": torch.tensor([1])},
+    "no count": {"count": None},
+    "no part": {"sum.0": None},
+    "one part more": {"sum.1": SUM},
+    "another field": {"max.0": SUM},
+    "something else": {"weight": SUM},
+    "too narrow": {"sum.0": SUM[:, :2]},
+    "too many sets": {"sum.0": torch.zeros(3, 3, dtype=torch.float64)},
+    "integers": {"sum.0": SUM.long()},
+    "half precision": {"sum.0": SUM.half()},
+    "complex": {"sum.0": SUM.to(torch.complex64)},
+    "NaN": {"sum.0": SUM + torch.nan},
+    "infinite": {"sum.0": SUM + torch.inf},
+    "flat slots": {"slots.0": SLOTS[0]},
+    "slots of three sets": {"slots.0": torch.zeros(3, 4, 6)},
+    "NaN slots": {"slots.0": SLOTS + torch.nan},
+    "integer slots": {"slots.0": SLOTS.int()},
+    "slots with a gap": {"slots.2": SLOTS},
+    "a name like slots": {"slots.x": SLOTS},
+    "context of three sets": {"context.0": torch.zeros(3, 1)},
+    "context without sets": {"context.0": torch.tensor(1.0)},
+    "context with a gap": {"context.1": torch.zeros(2, 1)},
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_state_with_a_valid_checksum_must_have_the_right_form(tmp_path, name):
+    description = {"fields": {"sum": ["Sum", [3]]}, "digest": "0" * 32}
+    tensors = {"sum.0": SUM, "count": COUNT, "slots.0": SLOTS}
+    files.write(tmp_path / "state", "state", tensors, description)
+    assert len(SetState.load(tmp_path / "state")) == 2
+    tensors = {n: t for n, t in (tensors | FORMS[name]).items() if t is not None}
+    files.write(tmp_path / "state", "state", tensors, description)
+    with pytest.raises(setfold.FileError, match="corrupt"):
+        SetState.load(tmp_path / "state")
+
+
+@pytest.mark.parametrize("name", ["slots", "context", "count", "slots.0", "context.more", "", ".x"])
+def test_names_that_a_state_uses_itself_are_refused(tmp_path, name):
+    class Named(setfold.Pool):
+        def fields(self, frame):
+            (field,) = super().fields(frame).values()
+            return {name: field}
+
+    with pytest.raises(setfold.InputError, match="cannot be named"):
+        Named(3, "sum").initial_state()
+    description = {"fields": {name: ["Sum", [3]]}, "digest": "0" * 32}
+    files.write(tmp_path / "state", "state", {f"{name}.0": SUM, "count": COUNT}, description)
+    with pytest.raises(setfold.FileError, match="cannot be named"):
+        SetState.load(tmp_path / "state")
+
+
+@pytest.mark.parametrize(
+    "slots", [torch.zeros(1, 4, 9).double(), torch.zeros(1, 4, 6), torch.zeros(1, 3, 6).double()]
+)
+def test_slots_of_another_encoder_are_refused(tmp_path, encoder, slots):
+    state = encoder.initial_state(2)
+    tensors = state.tensors() | {"slots.0": slots}
+    files.write(tmp_path / "state", "state", tensors, state.describe())
+    with pytest.raises(setfold.StateMismatchError):
+        encoder.readout(SetState.load(tmp_path / "state"))
 
 
 def test_a_missing_file_is_a_file_error(tmp_path):

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import setfold
 from setfold import cli
-from tests.files.files import assert_encodes, encoder, rows, write
+from tests.files.files import assert_encodes, encode, encoder, interrupt, rows, write
 
 
 @pytest.fixture
@@ -77,6 +77,20 @@ def test_info_shows_a_state_file(tmp_path, model):
     assert facts["sets"] == len(set(rows()["event"].to_pylist()))
     assert list(facts["inputs"]) == [str(folder / f"part-{i}.parquet") for i in range(4)]
     assert "part-3.parquet" in typed("info", states)
+
+
+def test_info_shows_encodings_and_interrupted_runs(tmp_path, model, tight, monkeypatch):
+    folder = write(tmp_path / "in", rows())
+    for name in ("out.parquet", "out.arrow", "out.npz"):
+        encode(encoder(), folder, tmp_path / name)
+        facts = json.loads(typed("info", tmp_path / name, "--json", "--verify"))
+        assert (facts["kind"], facts["sets"], facts["shape"]) == ("encodings", 40, [4, 5])
+        assert facts["verified"] == "encodings of 40 sets, each (4, 5)"
+        assert "int64" in typed("info", tmp_path / name)
+    interrupt(monkeypatch, encoder(), folder, tmp_path / "half.npz")
+    facts = json.loads(typed("info", tmp_path / "half.npz.work", "--json", "--verify"))
+    assert (facts["kind"], facts["command"]) == ("work folder", "encode")
+    assert facts["verified"].startswith("work folder of an interrupted run")
 
 
 def test_bad_rows_are_skipped_on_request(tmp_path, model):

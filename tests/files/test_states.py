@@ -89,5 +89,5 @@ def test_a_file_that_holds_no_states_is_refused(tmp_path):
     with pytest.raises(setfold.FileError, match=r"expected states in .*; got encodings"):
         setfold.readout_states(tmp_path / "out.arrow", tmp_path / "again.parquet")
     (tmp_path / "text.arrow").write_text("nothing of the kind")
-    with pytest.raises(setfold.FileError, match="not a state file"):
+    with pytest.raises(setfold.FileError, match="setfold did not write it"):
         setfold.readout_states(tmp_path / "text.arrow", tmp_path / "again.parquet")

@@ -52,6 +52,7 @@ class ParquetReader(Reader):
             metadata=self._metadata,
             buffer_size=buffer_size(len(columns)),
             pre_buffer=False,
+            page_checksum_verification=True,  # of pages that have a checksum
         ) as file:
             batches = file.iter_batches(rows, row_groups=groups, columns=columns, use_threads=False)
             first = self._starts[groups[0]]

@@ -8,7 +8,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from setfold.files.tables.table import StateTable, combined
+from setfold.files.tables.arrow import combined
+from setfold.files.tables.frames import append_frame, read_frames
+from setfold.files.tables.table import StateTable
 
 # Copies of a window that `merge_sorted_runs` needs in memory: as read, concatenated, sorted, the
 # next window, and one in reserve.
@@ -19,33 +21,25 @@ def write_sorted_run(path: Path, tables: Iterable[StateTable], rows: int) -> Non
     """Write tables to a file.
 
     Args:
-        path: The file.
-        tables: At least one table. Together they must be sorted by set id.
+        path: The file. It is overwritten.
+        tables: Together they must be sorted by set id.
         rows: How many sets to read at a time later.
     """
-    writer = None
-    try:
-        for table in tables:
-            arrow = table.to_arrow()
-            writer = writer or pa.ipc.new_file(str(path), arrow.schema)
-            writer.write_table(arrow, max_chunksize=rows)
-    finally:
-        if writer is not None:
-            writer.close()
+    path.unlink(missing_ok=True)
+    for table in tables:
+        arrow = table.to_arrow()
+        for start in range(0, len(arrow), rows):
+            append_frame(path, arrow.slice(start, rows))
+    append_frame(path, None)
 
 
 def read_sorted_run(path: Path) -> Iterator[pa.Table]:
-    """Yield what `write_sorted_run` has written, some sets at a time."""
-    number = 0
-    while True:
-        # Opened each time, because there may be more runs than a process may have open files. Not
-        # memory-mapped, so that pages are not kept in memory.
-        with pa.OSFile(str(path)) as source, pa.ipc.open_file(source) as file:
-            if number == file.num_record_batches:
-                return
-            window = pa.Table.from_batches([file.get_batch(number)])
-        yield window
-        number += 1
+    """Yield what `write_sorted_run` has written, some sets at a time.
+
+    Raises:
+        FileError: The file is missing or corrupt.
+    """
+    return read_frames(path)
 
 
 def merge_sorted_runs(runs: Sequence[Iterator[pa.Table]]) -> Iterator[StateTable]:

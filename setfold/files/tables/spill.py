@@ -1,7 +1,7 @@
 """Tables on disk, in append-only files.
 
-A file is a sequence of Arrow streams. Data is only ever appended, so a checkpoint needs to record
-nothing but the length of the file. A resumed run truncates the file to that length.
+A file is a sequence of frames. Data is only ever appended, so a checkpoint needs to record nothing
+but the length of the file. A resumed run truncates the file to that length.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from setfold.errors import FileError
+from setfold.files.tables.frames import START_OVER, append_frame, read_frame
 from setfold.files.tables.table import Table, from_arrow
 
 BUCKET_BITS = 6
@@ -57,30 +58,26 @@ def split_by_bucket(table: Table, level: int) -> Iterator[tuple[int, Table]]:
 
 def append(path: Path, table: Table) -> int:
     """Append a table to a file, and return the number of bytes written."""
-    with path.open("ab") as file:
-        before = file.tell()
-        arrow = table.to_arrow()
-        with pa.ipc.new_stream(file, arrow.schema) as stream:
-            stream.write_table(arrow)
-        return file.tell() - before
+    return append_frame(path, table.to_arrow())
 
 
-def read_tables(path: Path) -> Iterator[Table]:
+def read_tables(path: Path, length: int) -> Iterator[Table]:
     """Yield the tables of a file in the order in which they were appended.
 
+    Args:
+        path: The file.
+        length: The length up to which it is read.
+
     Raises:
-        FileError: The file is corrupt.
+        FileError: The file is missing, too short or corrupt.
     """
-    size = path.stat().st_size
-    with pa.OSFile(str(path)) as file:
-        while file.tell() < size:
-            try:
-                table = pa.ipc.open_stream(file).read_all()
-            except (pa.ArrowException, OSError) as error:
-                raise FileError(
-                    f"{path} is corrupt ({error}). Start over with --restart."
-                ) from error
-            yield from_arrow(table)
+    check_length(path, length)
+    position = 0
+    while position < length:
+        table, position = read_frame(path, position)
+        if table is None or position > length:
+            raise FileError(f"{path} is corrupt: expected more tables. {START_OVER}")
+        yield from_arrow(table)
 
 
 def truncate(path: Path, length: int) -> None:
@@ -89,13 +86,17 @@ def truncate(path: Path, length: int) -> None:
     Raises:
         FileError: The file is shorter than that.
     """
-    size = path.stat().st_size if path.exists() else 0
-    if size < length:
-        raise FileError(
-            f"{path} is corrupt: expected at least {length} bytes, got {size}. Start over with "
-            "--restart."
-        )
+    check_length(path, length)
     if length:
         os.truncate(path, length)
     else:
         path.unlink(missing_ok=True)
+
+
+def check_length(path: Path, length: int) -> None:
+    """Raise FileError if a file is shorter than it was before."""
+    size = path.stat().st_size if path.exists() else 0
+    if size < length:
+        raise FileError(
+            f"{path} is corrupt: expected at least {length} bytes, got {size}. {START_OVER}"
+        )

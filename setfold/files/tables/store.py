@@ -13,12 +13,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from setfold.core.encoder import StreamingSetEncoder
+from setfold.files.tables.frames import append_frame, read_frames
 from setfold.files.tables.spill import LEVELS, append, read_tables, split_by_bucket, truncate
 from setfold.files.tables.table import (
     RowTable,
     StateTable,
     Table,
     all_sets,
+    from_arrow,
     merged,
     states_of,
 )
@@ -75,8 +77,9 @@ class Store:
     def drain(self) -> Iterator[StateTable]:
         """Yield the complete states of all sets, as sorted tables, and empty the store."""
         if not self.fits():
-            for bucket in self.close():
-                yield from self.drain_bucket(bucket)
+            buckets, lengths = self.close(), self.lengths()
+            for bucket in buckets:
+                yield from self.drain_bucket(bucket, lengths)
                 self.drop_bucket(bucket)
         elif self.states or self.rows:
             yield self._take_all().sorted()
@@ -100,14 +103,23 @@ class Store:
             self._spill()
         return sorted({int(path.name.partition(".")[0]) for path in self.files()})
 
-    def drain_bucket(self, bucket: int) -> Iterator[StateTable]:
-        """Yield the states of a bucket like `drain`, but keep its files."""
+    def drain_bucket(self, bucket: int, lengths: dict[str, int]) -> Iterator[StateTable]:
+        """Yield the states of a bucket like `drain`, but keep its files.
+
+        Args:
+            bucket: The bucket.
+            lengths: What `lengths` returned when the store was closed.
+
+        Raises:
+            FileError: A file of the bucket is missing or corrupt.
+        """
         folder = self.folder / f"{bucket:02d}"
         if folder.exists():  # left by an interrupted run
             shutil.rmtree(folder)
         child = Store(self.encoder, folder, self.budget, self.level + 1, self.on_spill)
-        for path in self.files(bucket):
-            for table in read_tables(path):
+        names = [name for name in lengths if name.startswith(f"{bucket:02d}.")]
+        for name in sorted(names, reverse=True):  # states before rows
+            for table in read_tables(self.folder / name, lengths[name]):
                 child.add(table)
         yield from child.drain()
 
@@ -119,27 +131,35 @@ class Store:
     def files(self, bucket: int | None = None) -> list[Path]:
         """Return the files with spilled tables: all, or those of a bucket."""
         start = "*" if bucket is None else f"{bucket:02d}"
-        return sorted(self.folder.glob(f"{start}.*.tables"), reverse=True)  # states before rows
+        return sorted(self.folder.glob(f"{start}.*.tables"))
+
+    def lengths(self) -> dict[str, int]:
+        """Return the lengths of the files with spilled tables, by name."""
+        return {file.name: file.stat().st_size for file in self.files()}
 
     # ---- checkpoints ---------------------------------------------------------------------------
 
     def save(self, path: Path) -> dict[str, int]:
-        """Write the tables in memory to a file, and return the lengths of the spilled files."""
-        path.touch()
+        """Write the tables in memory to a new file, and return the lengths of the spilled files."""
         tables: list[Table] = [*self.states, *self.rows]
         for table in tables:
             append(path, table)
-        return {file.name: file.stat().st_size for file in self.files()}
+        append_frame(path, None)
+        return self.lengths()
 
     def restore(self, path: Path, lengths: dict[str, int]) -> None:
-        """Restore what `save` has written."""
+        """Restore what `save` has written.
+
+        Raises:
+            FileError: A file is missing or corrupt.
+        """
         for file in self.files():
             truncate(file, lengths.get(file.name, 0))
         for name, length in lengths.items():
             truncate(self.folder / name, length)
         self._replace_tables([], [])
-        for table in read_tables(path):
-            self._collect(table)
+        for table in read_frames(path):
+            self._collect(from_arrow(table))
 
     def _collect(self, table: Table) -> None:
         if isinstance(table, StateTable):

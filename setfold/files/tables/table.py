@@ -14,10 +14,7 @@ An engine that runs the first step on many machines (Ray, Spark, Dask, a loop) n
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -29,13 +26,23 @@ from torch import Tensor
 
 from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.state import SetState
-from setfold.core.statistic import describe_fields, fields_from, identity, join
-from setfold.core.weights import Weights
-from setfold.errors import FileError, InputError, StateMismatchError
+from setfold.core.statistic import fields_from, identity, join
+from setfold.errors import InputError, StateMismatchError
+from setfold.files.tables.arrow import (
+    FRAME,
+    HEADER,
+    as_counts,
+    as_ids,
+    as_lists,
+    as_tensor,
+    check_names,
+    header_of,
+    make_header,
+    shape_of,
+)
+from setfold.files.tables.stream import reading
 from setfold.files.tables.usable import check_usable
 
-VERSION = 2
-HEADER, FRAME = b"setfold", b"setfold.frame"  # entries in the metadata of an Arrow schema
 SLICE_BYTES = 1 << 24  # elements to absorb at once
 READ_BYTES = 1 << 24  # states or encodings to read out at once
 
@@ -111,20 +118,11 @@ class StateTable:
     def to_arrow(self) -> pa.Table:
         """(set, count, one column of numbers for each tensor); what all sets share is metadata."""
         columns: dict[str, pa.Array] = {"set": self.sets}
-        shapes = {}
         for name, part in _per_set(self.state).items():
-            shapes[name] = list(part.shape[1:])
             columns[name] = part.numpy() if name == "count" else as_lists(part)
-        header = {
-            "kind": "states",
-            "version": VERSION,
-            "fields": describe_fields(self.state.fields),
-            "digest": self.state.weights.digest,
-            "shapes": shapes,
-        }
+        header = make_header("states", **self.state.describe())
         frame = {f"slots.{i}": slots for i, slots in enumerate(self.state.frame)}
-        metadata = {HEADER: json.dumps(header), FRAME: bytes_of(frame)}
-        return pa.table(columns, metadata=metadata)
+        return pa.table(columns, metadata={HEADER: header, FRAME: bytes_of(frame)})
 
     @staticmethod
     def from_arrow(table: pa.Table) -> StateTable:
@@ -133,21 +131,21 @@ class StateTable:
         Raises:
             FileError: the table is damaged, or not a table of states.
         """
-        header = header_of(table.schema)
-        try:
-            named = {
-                name: as_tensor(table[name], shape) for name, shape in header["shapes"].items()
+        header = header_of(table.schema, "states")
+        with reading("the table of states", "Write it again."):
+            fields = fields_from(header.get("fields"))
+            shapes = {
+                f"{name}.{i}": shape
+                for name, field in fields.items()
+                for i, shape in enumerate(field.shapes)
             }
-            named |= tensors_from(table.schema.metadata[FRAME])
-            fields = fields_from(header["fields"])
-            state = SetState.from_tensors(named, fields, Weights.from_digest(header["digest"]))
-            return StateTable(combined(table["set"]), state)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            if isinstance(error, FileError):
-                raise
-            raise FileError(
-                f"the table of states is damaged: {error!r}. Write it again."
-            ) from error
+            check_names(table, ["set", *shapes, "count"])
+            named = {name: as_tensor(table[name], shape) for name, shape in shapes.items()}
+            named["count"] = as_counts(table["count"])
+            frame = tensors_from(table.schema.metadata[FRAME])
+            if not all(n.startswith("slots.") and t.shape[:1] == (1,) for n, t in frame.items()):
+                raise ValueError("expected slots (1, K, h), which all sets share")
+            return StateTable(as_ids(table["set"]), SetState.from_file(named | frame, header))
 
     @staticmethod
     def all_from_arrow(table: pa.Table) -> list[StateTable]:
@@ -190,15 +188,22 @@ class RowTable:
 
     def to_arrow(self) -> pa.Table:
         """(set, elements)."""
-        header = {"kind": "rows", "version": VERSION, "shape": list(self.elements.shape[1:])}
+        header = make_header("rows", shape=list(self.elements.shape[1:]))
         columns = {"set": self.sets, "elements": as_lists(self.elements)}
-        return pa.table(columns, metadata={HEADER: json.dumps(header)})
+        return pa.table(columns, metadata={HEADER: header})
 
     @staticmethod
     def from_arrow(table: pa.Table) -> RowTable:
-        """The table that `to_arrow` returned."""
-        shape = header_of(table.schema)["shape"]
-        return RowTable(combined(table["set"]), as_tensor(table["elements"], shape))
+        """The table that `to_arrow` returned.
+
+        Raises:
+            FileError: the table is damaged, or not a table of rows.
+        """
+        header = header_of(table.schema, "rows")
+        with reading("the table of rows", "Write it again."):
+            check_names(table, ["set", "elements"])
+            elements = as_tensor(table["elements"], shape_of(header))
+            return RowTable(as_ids(table["set"]), elements)
 
     @staticmethod
     def concat(tables: Sequence[RowTable]) -> RowTable:
@@ -286,6 +291,10 @@ def _merge_into(total: SetState, places: Tensor, state: SetState) -> None:
         for whole, part in zip(total.statistics[name], parts, strict=True):
             whole[places] = part
     total.count[places] += state.count
+    if bool((total.count[places] < 0).any()):
+        raise StateMismatchError(
+            "cannot merge these states: a set would have 2**63 elements or more. Merge fewer states."
+        )
 
 
 def check_mergeable(first: SetState, other: SetState) -> None:
@@ -325,8 +334,8 @@ def read_out(encoder: StreamingSetEncoder, table: StateTable) -> Iterator[pa.Tab
             "count": some.count.numpy(),
             "encoding": as_lists(encoding),
         }
-        header = {"kind": "encodings", "version": VERSION, "shape": list(encoding.shape[1:])}
-        yield pa.table(columns, metadata={HEADER: json.dumps(header)})
+        header = make_header("encodings", shape=list(encoding.shape[1:]))
+        yield pa.table(columns, metadata={HEADER: header})
 
 
 def _sets_at_once(each: int) -> int:
@@ -334,58 +343,10 @@ def _sets_at_once(each: int) -> int:
     return max(1, READ_BYTES // max(each, 1))
 
 
-# ---- tensors as Arrow columns ------------------------------------------------------------------
-
-
 def _per_set(state: SetState) -> dict[str, Tensor]:
     """The tensors of a state that have a row for each set; all sets share the others."""
     named = state.tensors()
     return {name: part for name, part in named.items() if not name.startswith("slots.")}
-
-
-def as_lists(tensor: Tensor) -> pa.FixedSizeListArray:
-    """A column with the flattened rows of a tensor (N, ...), without a copy."""
-    flat = tensor.detach().contiguous().reshape(-1).numpy()
-    width = tensor[0].numel() if len(tensor) else int(np.prod(tensor.shape[1:]))
-    return pa.FixedSizeListArray.from_arrays(pa.array(flat), max(width, 1))
-
-
-def as_tensor(column: pa.ChunkedArray, shape: Sequence[int]) -> Tensor:
-    """The tensor (N, ...) whose rows `as_lists` flattened."""
-    array = combined(column)
-    if pa.types.is_fixed_size_list(array.type):
-        array = array.flatten()
-    values = array.to_numpy(zero_copy_only=False)
-    if not values.flags.writeable:  # Arrow's buffers must not be written to
-        values = values.copy()
-    return torch.from_numpy(values).reshape(len(column), *shape)
-
-
-def combined(column: pa.ChunkedArray) -> pa.Array:
-    """A column as one contiguous array."""
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-
-
-def header_of(schema: pa.Schema, where: str | Path = "the table") -> dict[str, Any]:
-    """The header of a table that setfold wrote.
-
-    Args:
-        schema: of the table.
-        where: the name of the table in messages.
-
-    Raises:
-        FileError: setfold did not write the table, or in another format version.
-    """
-    try:
-        header = json.loads((schema.metadata or {})[HEADER])
-        version = header["version"]
-    except (KeyError, TypeError, ValueError) as error:
-        raise FileError(f"{where} was not written by setfold: its schema has no header.") from error
-    if version != VERSION:
-        raise FileError(
-            f"{where} has format version {version}; this setfold reads version {VERSION}."
-        )
-    return header
 
 
 def all_sets(tables: Iterable[Table]) -> int:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import save
 from torch.testing import assert_close
 
 import setfold
@@ -155,6 +156,21 @@ def test_foreign_tables_are_refused():
         from_arrow(pa.table({"set": [1]}))
 
 
+@pytest.mark.parametrize(
+    "frame",
+    [
+        {"slots.0": torch.zeros(2, 4, 6).double()},
+        {"slots.0": torch.zeros(1, 4, 6), "count": torch.tensor([7, 7])},
+        {"slots.0": torch.zeros(1, 4, 6), "sum.0": torch.zeros(2, 4, 4).double()},
+    ],
+)
+def test_what_all_sets_share_is_slots_and_nothing_else(frame):
+    table = StateTable.of(make(), *rows([1, 2])).to_arrow()
+    metadata = table.schema.metadata | {b"setfold.frame": save(frame)}
+    with pytest.raises(setfold.FileError, match="which all sets share"):
+        from_arrow(table.replace_schema_metadata(metadata))
+
+
 def test_encodings_come_with_set_and_count():
     encoder = make()
     table = StateTable.of(encoder, *rows(["b", "a", "b"]))
@@ -201,17 +217,20 @@ def test_splitting_loses_nothing():
 def test_files_are_appended_to_and_truncated(tmp_path):
     path = tmp_path / "tables"
     length = append(path, RowTable(*rows([1, 2])))
-    append(path, StateTable.of(make(), *rows([3])))
-    assert [len(table) for table in read_tables(path)] == [2, 1]
+    both = length + append(path, StateTable.of(make(), *rows([3])))
+    assert [len(table) for table in read_tables(path, both)] == [2, 1]
     with path.open("ab") as file:
         file.write(b"left by an interrupted run")
+    assert [len(table) for table in read_tables(path, both)] == [2, 1]
     truncate(path, length)
-    assert [len(table) for table in read_tables(path)] == [2]
+    assert [len(table) for table in read_tables(path, length)] == [2]
     with pytest.raises(setfold.FileError, match="corrupt"):
         truncate(path, length + 1)
-    path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(setfold.FileError, match="corrupt"):
-        list(read_tables(path))
+        list(read_tables(path, both))
+    truncate(path, 0)
+    with pytest.raises(setfold.FileError, match="corrupt"):
+        list(read_tables(path, length))
 
 
 @pytest.mark.parametrize("budget", [1, 100_000])

@@ -1,0 +1,156 @@
+"""The command info: what is in a file, and whether it is intact."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from setfold.cli.app import app
+
+
+@app.command(
+    epilog="Examples:\n\n  setfold info encoder.safetensors\n\n"
+    "  setfold info state.safetensors --json\n\n"
+    "  setfold info states.arrow --verify"
+)
+def info(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="A model, a state, a state file, encodings (.parquet, .arrow, .npz), or the work "
+            "folder of an interrupted run."
+        ),
+    ],
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify", help="Check the file completely: every byte, and all that it contains."
+        ),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show what a file of setfold contains. No code from the file is run.
+
+    The exit code is 0, or 2 if the file cannot be read or, with --verify, is damaged.
+    """
+    from setfold.files.encodings import is_archive
+    from setfold.files.sealed import is_sealed
+    from setfold.files.tables.stream import reading
+    from setfold.files.verify import verify as verify_file
+
+    verified = {"verified": verify_file(file)} if verify else {}
+    with reading(file, "Write it again."):
+        if file.is_dir():
+            facts = _describe_work_folder(file)
+        elif file.is_file() and (is_archive(file) or is_sealed(file)):
+            facts = _describe_table(file)
+        else:
+            facts = _describe_tensors(file)
+        _print_info(facts | verified, as_json)
+
+
+def _facts(file: Path, kind: str, version: int) -> dict[str, Any]:
+    """Return the facts about any file."""
+    facts = {"file": str(file), "kind": kind, "format": version}
+    return facts | ({"bytes": file.stat().st_size} if file.is_file() else {})
+
+
+def _describe_tensors(file: Path) -> dict[str, Any]:
+    """Return the facts about a model or a state."""
+    import torch
+
+    from setfold.core import persist
+
+    kind, tensors, description = persist.read(file)
+    facts = _facts(file, kind, persist.FORMAT_VERSION)
+    if kind == "state":
+        # Not loaded as a state, because its statistics may be of a module that is not imported.
+        counts = tensors.get("count", torch.empty(0)).flatten().tolist()
+        facts |= {"sets": len(counts), "elements": sum(counts)}
+    else:
+        facts |= {"parameters": sum(t.numel() for t in tensors.values())}
+    facts |= description
+    facts["tensors"] = {
+        name: f"{str(t.dtype).removeprefix('torch.')} {tuple(t.shape)}"
+        for name, t in tensors.items()
+    }
+    return facts
+
+
+def _describe_table(file: Path) -> dict[str, Any]:
+    """Return the facts about a state file or about encodings."""
+    from setfold.files.columns import format_features
+    from setfold.files.encodings import describe_encodings, is_archive
+    from setfold.files.states import holds_states, read_provenance
+    from setfold.files.tables.arrow import VERSION
+
+    if is_archive(file) or not holds_states(file):
+        found = describe_encodings(file)
+        return _facts(file, "encodings", VERSION) | {
+            "sets": found.sets,
+            "named by": found.set_type,
+            "shape": list(found.shape),
+        }
+    set_type, sets, provenance = read_provenance(file)
+    columns = provenance.columns
+    return _facts(file, "states", VERSION) | {
+        "sets": sets,
+        "named by": str(set_type),
+        "features": format_features(columns.features or ()) if columns else "unknown",
+        "model": f"{len(provenance.model):,} bytes" if provenance.model else "not in the file",
+        "inputs": {name: f"{size:,} bytes" for name, (size, _) in provenance.inputs.items()},
+    }
+
+
+def _describe_work_folder(folder: Path) -> dict[str, Any]:
+    """Return the facts about an interrupted run."""
+    from setfold.files.journal import VERSION
+    from setfold.files.verify import journal_of
+
+    journal = journal_of(folder)
+    return _facts(folder, "work folder", VERSION) | {
+        "command": journal.request["command"],
+        "elements": journal.elements,
+        "skipped": journal.skipped,
+    }
+
+
+def _print_info(facts: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(facts, indent=2))
+        return
+    for name, value in facts.items():
+        typer.echo(
+            f"{name + ':':<12} {value if isinstance(value, (str, int)) else _format_value(value)}"
+        )
+
+
+def _format_value(value: Any) -> str:
+    if isinstance(value, dict) and "class" in value:
+        value = _outline(value)
+    elif isinstance(value, dict):
+        value = [f"{name:<32} {shown}" for name, shown in value.items()]
+    else:
+        return ", ".join(map(str, value))
+    return "\n  " + "\n  ".join(value)
+
+
+def _outline(structure: dict[str, Any], label: str = "", depth: int = 0) -> list[str]:
+    """Return the description of a model as indented lines."""
+    arguments = structure.get("arguments", {})
+    inner: list[tuple[str, dict[str, Any]]] = []
+    plain = []
+    for name, value in arguments.items():
+        nested = value if isinstance(value, list) else [value]
+        modules = [v["module"] for v in nested if isinstance(v, dict)]
+        inner += [(name if len(modules) == 1 else f"{name}[{i}]", m) for i, m in enumerate(modules)]
+        if not modules:
+            plain.append(f"{name}={value!r}")
+    inner += [(name, child) for name, child in structure.get("children", [])]
+    lines = ["  " * depth + f"{label}{structure['class']}({', '.join(plain)})"]
+    for name, module in inner:
+        lines += _outline(module, f"{name}: ", depth + 1)
+    return lines

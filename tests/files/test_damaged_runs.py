@@ -1,0 +1,174 @@
+"""Damaged files in the work folder of an interrupted run: never another answer."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pyarrow as pa
+import pytest
+
+import setfold
+from setfold.files.journal import read_journal
+from setfold.files.tables.frames import HEAD, append_frame, read_frame, read_frames
+from tests.files.files import encode, encoder, rows, write
+
+TABLES = [pa.table({"x": [number, 0.5]}) for number in (1.0, 2.0, 3.0)]
+
+
+@pytest.fixture
+def frames(tmp_path):
+    path = tmp_path / "frames"
+    for table in (*TABLES, None):
+        append_frame(path, table)
+    return path
+
+
+def split(content):
+    """The frames of a file."""
+    found = []
+    while content:
+        length = HEAD.unpack(content[: HEAD.size])[1] + HEAD.size
+        found.append(content[:length])
+        content = content[length:]
+    return found
+
+
+# ---- frames ------------------------------------------------------------------------------------
+
+
+def test_frames_are_read_as_they_were_written(frames):
+    assert [table.equals(wanted) for table, wanted in zip(read_frames(frames), TABLES, strict=True)]
+    table, end = read_frame(frames, 0)
+    assert table.equals(TABLES[0])
+    assert read_frame(frames, end)[0].equals(TABLES[1])
+    assert sum(map(len, split(frames.read_bytes()))) == frames.stat().st_size
+
+
+def test_a_flipped_bit_in_a_frame_is_noticed(frames):
+    content = frames.read_bytes()
+    for place in range(0, len(content), 3):
+        damaged = bytearray(content)
+        damaged[place] ^= 1 << place % 8
+        frames.write_bytes(damaged)
+        with pytest.raises(setfold.FileError, match=r"corrupt.*--restart"):
+            list(read_frames(frames))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda a, b, c, end: a + b + end,
+        lambda a, b, c, end: a + b + c,
+        lambda a, b, c, end: b + a + c + end,
+        lambda a, b, c, end: a + b + b + c + end,
+        lambda a, b, c, end: a + b + c + end + end,
+        lambda a, b, c, end: a + b + c + end + c,
+        lambda a, b, c, end: a + end + b + c,
+        lambda a, b, c, end: a + b + c + end + b"more",
+        lambda a, b, c, end: a + b + c[:-8],
+        lambda a, b, c, end: a + b + c + end[:-1],
+        lambda a, b, c, end: b"",
+        lambda a, b, c, end: end[:-1],
+    ],
+)
+def test_lost_repeated_and_moved_frames_are_noticed(frames, change):
+    frames.write_bytes(change(*split(frames.read_bytes())))
+    with pytest.raises(setfold.FileError, match="corrupt"):
+        list(read_frames(frames))
+
+
+def test_a_missing_file_is_noticed(tmp_path):
+    with pytest.raises(setfold.FileError, match="corrupt"):
+        list(read_frames(tmp_path / "missing"))
+
+
+def test_a_huge_length_is_not_believed(frames):
+    content = frames.read_bytes()
+    frames.write_bytes(content[:8] + (1 << 62).to_bytes(8, "little") + content[16:])
+    with pytest.raises(setfold.FileError, match="corrupt"):
+        list(read_frames(frames))
+
+
+# ---- resumed runs ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def interrupted(tmp_path, tight, monkeypatch):
+    """A function that interrupts a run in a phase, and returns its folder and how to resume it."""
+    folder, model, out = write(tmp_path / "in", rows(600, 100)), encoder(), tmp_path / "out.arrow"
+
+    def stop(phase):
+        left = {"reading": 8, "merging": 2, "writing": 1}[phase]
+
+        def progress(now):
+            nonlocal left
+            left -= now.phase == phase
+            if not left:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            encode(model, folder, out, progress=progress)
+        return out.with_name("out.arrow.work"), lambda: encode(model, folder, out, resume=True)
+
+    return stop
+
+
+@pytest.mark.parametrize("phase", ["reading", "merging", "writing"])
+def test_damage_is_noticed_when_a_run_is_resumed(interrupted, phase):
+    work, resume = interrupted(phase)
+    journal = read_journal(work)
+    spilled = [work / "spill" / name for name in journal.lengths]
+    if phase != "reading":
+        spilled = [path for path in spilled if int(path.name[:2]) in journal.buckets]
+    needed = [*spilled, *(work / "runs" / name for name in journal.sorted_runs)]
+    if journal.snapshot:
+        needed.append(work / journal.snapshot)
+    assert needed
+    assert "interrupted run" in setfold.verify(work)
+    copy = shutil.copytree(work, work.with_name("copy"))
+    for path in (needed[0], needed[-1]):
+        content = path.read_bytes()
+        last = split(content)[-1]
+        middle = bytearray(content)
+        middle[len(content) // 2] ^= 1
+        for damaged in (bytes(middle), content[: -len(last)], content[:-1], b"", None):
+            path.unlink()
+            if damaged is not None:
+                path.write_bytes(damaged)
+            for function in (lambda: setfold.verify(work), resume):
+                with pytest.raises(setfold.FileError, match=r"corrupt.*--restart"):
+                    function()
+            shutil.rmtree(work)
+            shutil.copytree(copy, work)
+    resume()
+    assert not work.exists()
+
+
+def test_every_character_of_a_journal_counts(interrupted):
+    work, resume = interrupted("reading")
+    text = (work / "journal").read_bytes()
+    for place in range(0, len(text), 23):
+        for changed in (bytes([text[place] ^ 1]), b"7", b""):
+            damaged = text[:place] + changed + text[place + 1 :]
+            (work / "journal").write_bytes(damaged)
+            try:
+                same = json.loads(damaged) == json.loads(text)
+            except ValueError:
+                same = False
+            if not same:
+                with pytest.raises(setfold.FileError, match="--restart"):
+                    read_journal(work)
+    (work / "journal").write_bytes(text)
+    resume()
+
+
+@pytest.mark.parametrize(
+    "change", [{"version": 2}, {"version": "1"}, {"checksum": ""}, {"more": 1}]
+)
+def test_a_journal_of_another_version_is_refused(interrupted, change):
+    work, _ = interrupted("reading")
+    saved = json.loads((work / "journal").read_text()) | change
+    (work / "journal").write_text(json.dumps(saved))
+    with pytest.raises(setfold.FileError, match=r"another version.*--restart"):
+        read_journal(work)
