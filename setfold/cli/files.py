@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -14,18 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from setfold.cli.app import app, load_model
+from setfold.cli.show import explain_interrupts, print_facts, show_progress
 
 if TYPE_CHECKING:  # torch and Arrow take seconds to import, and --help does not need them
     from torch import nn
 
-    from setfold.files.request import ProgressCallback
-    from setfold.files.run import Progress, Summary
-
-LINE_EVERY = 30.0  # seconds between lines if stderr is not a terminal
+    from setfold.files.run import Summary
 
 
 class OnError(StrEnum):
-    """What to do with bad rows and files."""
+    """What to do with bad rows and files, and with sets that overflow."""
 
     STOP = "stop"
     SKIP = "skip"
@@ -63,7 +59,14 @@ SetColumn = Annotated[
     typer.Option(
         "--set",
         help="Column with the set id of each row, or key of a key=value folder. If omitted, each "
-        "file is one set.",
+        "file is one set, and its absolute path is the set id.",
+    ),
+]
+Root = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder that contains all inputs. Without --set, set ids are paths relative to it "
+        "instead of absolute paths."
     ),
 ]
 Features = Annotated[
@@ -83,8 +86,8 @@ Memory = Annotated[
 OnErrorOption = Annotated[
     OnError,
     typer.Option(
-        help="Bad rows and files: 'stop' stops the run with file and row number, 'skip' skips them "
-        "and lists them in a report."
+        help="Bad rows and files, and sets that overflow: 'stop' stops the run and names them, "
+        "'skip' skips them and lists them in a report."
     ),
 ]
 EngineOption = Annotated[
@@ -98,10 +101,18 @@ Address = Annotated[
     ),
 ]
 Resume = Annotated[
-    bool, typer.Option("--resume", help="Resume an interrupted run from its last checkpoint.")
+    bool,
+    typer.Option(
+        "--resume",
+        help="Resume an interrupted run from its last checkpoint. Do nothing if the output is "
+        "already complete.",
+    ),
 ]
 Restart = Annotated[
     bool, typer.Option("--restart", help="Discard an interrupted run and start over.")
+]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace outputs that exist. Inputs are never replaced.")
 ]
 SaveEvery = Annotated[float, typer.Option(help="Checkpoint interval in seconds.")]
 Again = Annotated[
@@ -129,6 +140,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
     "  setfold encode model.safetensors events/ --set event_id --out e.parquet "
     "--engine ray --address auto"
 )
+@explain_interrupts
 def encode(
     model: Annotated[
         str,
@@ -139,6 +151,7 @@ def encode(
     column: SetColumn = None,
     features: Features = None,
     explode: Explode = False,
+    root: Root = None,
     states: Annotated[
         Path | None,
         typer.Option(
@@ -158,6 +171,7 @@ def encode(
     address: Address = None,
     resume: Resume = False,
     restart: Restart = False,
+    overwrite: Overwrite = False,
     save_every: SaveEvery = 20.0,
     dry_run: Annotated[
         bool,
@@ -178,8 +192,8 @@ def encode(
 
     skip = on_error is OnError.SKIP
     if dry_run:
-        facts = _estimate(encoder, inputs, column, features, explode, dtype, memory, skip)
-        _print_facts(facts, as_json)
+        columns = {"set": column, "features": features, "explode": explode, "root": root}
+        print_facts(_estimate(encoder, inputs, columns, dtype, memory, skip), as_json)
         return
     _run(
         encode_sets,
@@ -190,6 +204,7 @@ def encode(
         set=column,
         features=features,
         explode=explode,
+        root=root,
         states=states,
         dtype=dtype,
         memory=memory,
@@ -198,6 +213,7 @@ def encode(
         address=address,
         resume=resume,
         restart=restart,
+        overwrite=overwrite,
         save_every=save_every,
     )
 
@@ -206,17 +222,19 @@ def encode(
     epilog="Examples:\n\n  setfold update states.arrow today/*.parquet --set event_id\n\n"
     "  setfold update states.arrow today/ --set event_id --out tomorrow.arrow"
 )
+@explain_interrupts
 def update(
     states: Annotated[Path, typer.Argument(help="State file written by encode --states.")],
     inputs: Inputs,
     out: Annotated[
         Path | None,
-        typer.Option(help="Output for the new states. If omitted, the old file is replaced."),
+        typer.Option(help="Output for the new states. If omitted, the file is updated in place."),
     ] = None,
     model: ModelOption = None,
     column: SetColumn = None,
     features: Features = None,
     explode: Explode = False,
+    root: Root = None,
     memory: Memory = "2GB",
     on_error: OnErrorOption = OnError.STOP,
     again: Again = False,
@@ -224,6 +242,7 @@ def update(
     address: Address = None,
     resume: Resume = False,
     restart: Restart = False,
+    overwrite: Overwrite = False,
     save_every: SaveEvery = 20.0,
     allow: Allow = None,
     as_json: Json = False,
@@ -241,6 +260,7 @@ def update(
         set=column,
         features=features,
         explode=explode,
+        root=root,
         again=again,
         memory=memory,
         skip_errors=on_error is OnError.SKIP,
@@ -248,26 +268,29 @@ def update(
         address=address,
         resume=resume,
         restart=restart,
+        overwrite=overwrite,
         save_every=save_every,
     )
 
 
 @app.command(epilog="Example:\n\n  setfold merge monday.arrow tuesday.arrow --out both.arrow")
+@explain_interrupts
 def merge(
     states: Annotated[list[Path], typer.Argument(help="State files written by encode --states.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Output, an .arrow file.")],
     model: ModelOption = None,
     memory: Memory = "2GB",
+    on_error: OnErrorOption = OnError.STOP,
     again: Again = False,
     resume: Resume = False,
     restart: Restart = False,
+    overwrite: Overwrite = False,
     allow: Allow = None,
     as_json: Json = False,
 ) -> None:
     """Merge several state files into one."""
     from setfold.files.api import merge_states
 
-    run_options = {"memory": memory, "resume": resume, "restart": restart}
     _run(
         merge_states,
         as_json,
@@ -275,26 +298,43 @@ def merge(
         out,
         **_model_options(model, allow),
         again=again,
-        **run_options,
+        memory=memory,
+        skip_errors=on_error is OnError.SKIP,
+        resume=resume,
+        restart=restart,
+        overwrite=overwrite,
     )
 
 
 @app.command(epilog="Example:\n\n  setfold readout all.arrow --out encodings.parquet")
+@explain_interrupts
 def readout(
     states: Annotated[Path, typer.Argument(help="State file written by encode --states.")],
     out: Out,
     model: ModelOption = None,
     memory: Memory = "2GB",
+    on_error: OnErrorOption = OnError.STOP,
     resume: Resume = False,
     restart: Restart = False,
+    overwrite: Overwrite = False,
     allow: Allow = None,
     as_json: Json = False,
 ) -> None:
     """Compute the encodings of the sets in a state file."""
     from setfold.files.api import readout_states
 
-    run_options = {"memory": memory, "resume": resume, "restart": restart}
-    _run(readout_states, as_json, states, out, **_model_options(model, allow), **run_options)
+    _run(
+        readout_states,
+        as_json,
+        states,
+        out,
+        **_model_options(model, allow),
+        memory=memory,
+        skip_errors=on_error is OnError.SKIP,
+        resume=resume,
+        restart=restart,
+        overwrite=overwrite,
+    )
 
 
 def _model_options(model: str | None, allow: list[str] | None) -> dict[str, Any]:
@@ -305,88 +345,35 @@ def _model_options(model: str | None, allow: list[str] | None) -> dict[str, Any]
 
 def _run(function: Callable[..., Summary], as_json: bool, *arguments: Any, **options: Any) -> None:
     """Call a function of `setfold.files.api`. Show its progress and its summary."""
-    with _show_progress() as callback:
+    with show_progress() as callback:
         summary = function(*arguments, **options, progress=callback)
-    _print_facts({**asdict(summary), "elements_per_second": round(summary.rate)}, as_json)
-
-
-# ---- output ------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _show_progress() -> Iterator[ProgressCallback]:
-    """Yield a callback that shows progress: as a bar on a terminal, otherwise as lines of text."""
-    from rich.console import Console
-    from rich.progress import BarColumn, TextColumn
-    from rich.progress import Progress as Bar
-
-    console = Console(stderr=True)
-    bar = Bar(
-        TextColumn("{task.fields[phase]}"),
-        BarColumn(),
-        TextColumn("{task.description}"),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-    task = bar.add_task("", phase="", total=None)
-    last = time.monotonic()
-
-    def show(progress: Progress) -> None:
-        nonlocal last
-        text = _format_progress(progress)
-        bar.update(
-            task,
-            phase=progress.phase,
-            completed=progress.done,
-            total=progress.total or None,
-            description=text,
-        )
-        if not console.is_terminal and time.monotonic() - last > LINE_EVERY:
-            last = time.monotonic()
-            console.print(f"{progress.phase}: {text}", soft_wrap=True)
-
-    with bar:
-        yield show
-
-
-def _format_progress(progress: Progress) -> str:
-    from setfold.files.budget import format_size
-
-    parts = [f"{progress.elements:,} elements"]
-    if progress.phase == "reading":
-        parts.append(f"{format_size(progress.done)} of {format_size(progress.total)}")
-        parts.append(f"{format_size(progress.rate)}/s")
-    if progress.seconds_left is not None:
-        parts.append(f"about {progress.seconds_left:.0f} s left")
-    parts.append(f"{format_size(progress.memory)} in memory")
-    return ", ".join(parts)
+    if summary.was_complete:
+        names, verb = ", ".join(summary.out), "are" if len(summary.out) > 1 else "is"
+        typer.echo(f"{names} {verb} already complete; nothing was computed.", err=True)
+    print_facts({**asdict(summary), "elements_per_second": round(summary.rate)}, as_json)
 
 
 def _estimate(
     model: nn.Module,
     inputs: list[str],
-    column: str | None,
-    features: str | None,
-    explode: bool,
+    columns: dict[str, Any],
     dtype: str | None,
     memory: str,
     skip: bool,
 ) -> dict[str, Any]:
     """Return what encoding would read, and an estimate of the time from the first rows."""
-    from setfold.files.columns import ColumnSpec, features_of
     from setfold.files.request import (
         ReadOptions,
         build_plan,
         cast_encoder,
+        make_columns,
         prepare_encoder,
         with_defaults,
     )
 
     options = with_defaults({"memory": memory, "skip_errors": skip}, ReadOptions)
-    columns = ColumnSpec(features_of(features), column, explode)
     encoder = cast_encoder(prepare_encoder(model), dtype)
-    plan = build_plan(encoder, inputs, columns, options)
+    plan = build_plan(encoder, inputs, make_columns(**columns), options)
     facts: dict[str, Any] = {
         "files": len(plan.inputs),
         "bytes": plan.bytes,
@@ -405,23 +392,3 @@ def _estimate(
         if plan.rows is not None and step is not None and step.rows:
             facts["seconds"] = round(seconds * plan.rows / step.rows, 1)
     return facts
-
-
-def _print_facts(facts: dict[str, Any], as_json: bool) -> None:
-    from setfold.files.budget import format_size
-
-    if as_json:
-        typer.echo(json.dumps(facts, indent=2))
-        return
-    for name, value in facts.items():
-        if value is None or value == ():
-            continue
-        if "bytes" in name or name == "peak_memory":
-            value = format_size(value)
-        elif name == "seconds":
-            value = f"{value:.1f}"
-        elif isinstance(value, int):
-            value = f"{value:,}"
-        elif isinstance(value, tuple):
-            value = ", ".join(value)
-        typer.echo(f"{name.replace('_', ' ') + ':':<22} {value}")

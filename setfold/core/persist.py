@@ -7,6 +7,7 @@ anywhere: whatever is wrong with it raises FileError.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -110,27 +111,67 @@ def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def write_atomically(path: Path, content: bytes) -> None:
     """Write a file completely or not at all: to a temporary file, which then replaces `path`.
 
+    When the function returns, the file survives a power loss.
+
     Raises:
-        FileError: the folder does not exist, or the path is a folder.
+        FileError: the folder does not exist, the path is a folder, or the disk is full.
     """
     if not path.parent.is_dir():
         raise FileError(f"cannot write {path}: there is no folder {path.parent}. Create it first.")
     if path.is_dir():
         raise FileError(f"cannot write {path}: it is a folder. Pass the path of a file.")
+    try:
+        _write_and_replace(path, content)
+    except OSError as error:
+        if not is_full_disk(error):
+            raise
+        raise FileError(
+            f"cannot write {path}: the disk is full. Free some space, then try again."
+        ) from error
+
+
+def _write_and_replace(path: Path, content: bytes) -> None:
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     temporary = Path(name)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
         umask = os.umask(0)
         os.umask(umask)
         temporary.chmod(0o666 & ~umask)  # like other new files; mkstemp uses 0o600
-        temporary.replace(path)
+        replace_durably(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def replace_durably(path: Path, target: Path) -> None:
+    """Rename a file, replacing the target. The target is always complete, even after a power loss.
+
+    The content reaches the disk before the new name does, and the new name before this returns.
+    """
+    sync(path)
+    path.replace(target)
+    sync(target.parent)
+
+
+def sync(path: Path) -> None:
+    """Write the content of a file, or the names in a folder, to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP) or not path.is_dir():
+            raise  # some network file systems cannot sync folders; they do it themselves
+    finally:
+        os.close(handle)
+
+
+def is_full_disk(error: BaseException | None) -> bool:
+    """Whether a full disk or an exhausted quota caused an error."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return error is not None and is_full_disk(error.__cause__)
 
 
 def read(

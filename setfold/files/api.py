@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Unpack
@@ -11,12 +11,12 @@ from torch import nn
 
 from setfold.core.encoder import StreamingSetEncoder
 from setfold.errors import InputError, StateMismatchError
-from setfold.files.columns import ColumnSpec, features_of, format_features
+from setfold.files.columns import ColumnSpec, format_features
 from setfold.files.engines import local
+from setfold.files.execute import Job, execute
 from setfold.files.outputs import ArrowSink, sink_for
 from setfold.files.request import (
     InputNames,
-    PlanAndOutputs,
     ReadOptions,
     RunOptions,
     build_plan,
@@ -24,7 +24,7 @@ from setfold.files.request import (
     check_states_path,
     describe_request,
     dtype_of,
-    execute,
+    make_columns,
     prepare_encoder,
     resolve_path,
     resolve_stamps,
@@ -43,6 +43,7 @@ def encode_sets(
     set: str | None = None,
     features: str | Sequence[str] | None = None,
     explode: bool = False,
+    root: str | Path | None = None,
     states: str | Path | None = None,
     dtype: str | None = None,
     **options: Unpack[ReadOptions],
@@ -56,15 +57,19 @@ def encode_sets(
         model: A streaming set encoder. It is switched to evaluation mode.
         inputs: Files, folders or glob patterns, such as "events/*.parquet".
         out: The output, a .parquet, .arrow or .npz file with set, count and encoding.
-        set: The column that holds the set id of each row. If None, each file is one set.
+        set: The column that holds the set id of each row. If None, each file is one set, and its
+            absolute path is the set id.
         features: The columns to encode, in the order the model expects: "x, y*0.01" or a list of
             such strings. Defaults to all numeric columns except the set column.
-        explode: Whether each row holds many elements, stored as lists.
+        explode: Whether each row holds many elements, stored as lists. If `set` is None, each row
+            is one set, and "path:row" is the set id.
+        root: A folder that contains all inputs. The paths in set ids are then relative to it, with
+            "/" on every system.
         states: An .arrow file for the states, which can be updated and merged later.
         dtype: Compute in "float32" or "float64". If None, in the dtype of the model. The model itself
             is not changed.
-        options: Options of the run, such as memory="4GB", resume=True, skip_errors=True or
-            engine="ray". `setfold.files.request.ReadOptions` lists all of them.
+        options: Options of the run, such as memory="4GB", resume=True, overwrite=True,
+            skip_errors=True or engine="ray". `setfold.files.request.ReadOptions` lists all of them.
 
     >>> import setfold, tempfile
     >>> import pyarrow as pa, pyarrow.parquet as pq
@@ -80,18 +85,18 @@ def encode_sets(
     settings = with_defaults(options, ReadOptions)
     encoder = cast_encoder(prepare_encoder(model), dtype)
     engine = select_engine(settings)
-    columns = ColumnSpec(features_of(features), set, explode)
+    columns = make_columns(set, features, explode, root)
     states_path = None if states is None else check_states_path(states)
 
-    def prepare() -> PlanAndOutputs:
-        plan = build_plan(encoder, inputs, columns, settings)
+    def prepare(without: Collection[Path]) -> Job:
+        plan = build_plan(encoder, inputs, columns, settings, without=without)
         outputs = [Output(Path(out), sink_for(Path(out)), holds_states=False)]
         if states_path is not None:
             stamps = resolve_stamps(plan.inputs)
             saved = model_to_bytes(encoder)
             provenance = Provenance(saved, stamps, plan.task.columns, dtype_of(encoder))
             outputs.append(Output(states_path, ArrowSink, True, provenance.metadata()))
-        return plan, outputs
+        return Job(plan, outputs)
 
     request = describe_request(
         "encode",
@@ -101,7 +106,8 @@ def encode_sets(
         states=resolve_path(states),
         dtype=dtype,
     )
-    return execute(request, prepare, engine, settings)
+    paths = [out] if states is None else [out, states]
+    return execute(request, paths, prepare, engine, settings)
 
 
 def update_states(
@@ -114,27 +120,30 @@ def update_states(
     set: str | None = None,
     features: str | Sequence[str] | None = None,
     explode: bool = False,
+    root: str | Path | None = None,
     again: bool = False,
     **options: Unpack[ReadOptions],
 ) -> Summary:
     """Add the elements of more files to saved states.
 
-    Sets that are not in the states yet are added.
+    Sets that are not in the states yet are added. With resume=True, an update in place whose inputs
+    are already in the states is complete.
 
     Args:
         states: A state file, written by `encode_sets`.
         inputs: Files, folders or glob patterns.
-        out: The .arrow file for the new states. If None, the old file is replaced.
+        out: The .arrow file for the new states. If None, the old file is updated in place.
         model: The model that computed the states. If None, the model in the state file. It computes
             in the dtype of the states.
         allow: Import paths of your own classes that the state file may use.
         set: As for `encode_sets`. Defaults to what was used when the states were computed, as do
-            `features` and `explode`.
+            `features`, `explode` and `root`.
         features: As for `encode_sets`.
         explode: As for `encode_sets`.
+        root: As for `encode_sets`. It may differ from the earlier one if the files have moved.
         again: Whether to accept inputs that the states already contain.
-        options: Options of the run, such as memory="4GB", resume=True, skip_errors=True or
-            engine="ray". `setfold.files.request.ReadOptions` lists all of them.
+        options: Options of the run, such as memory="4GB", resume=True, overwrite=True,
+            skip_errors=True or engine="ray". `setfold.files.request.ReadOptions` lists all of them.
 
     >>> import numpy as np, setfold, tempfile
     >>> encoder = setfold.SlotSetEncoder(dim_in=2, num_slots=4, dim_slot=8, dim_out=8)
@@ -150,28 +159,31 @@ def update_states(
     """
     settings = with_defaults(options, ReadOptions)
     old, new, engine = Path(states), check_states_path(out or states), select_engine(settings)
-    requested = ColumnSpec(features_of(features), set, explode)
+    requested = make_columns(set, features, explode, root)
+    in_place = old.resolve() == new.resolve()
 
-    def prepare() -> PlanAndOutputs:
+    def prepare(without: Collection[Path]) -> Job:
         encoder = _load_encoder([old], model, allow)
         columns = _merge_columns(requested, read_provenance(old)[2].columns, old)
-        plan = build_plan(encoder, inputs, columns, settings, [old])
+        plan = build_plan(encoder, inputs, columns, settings, [old], without)
         known = _collect_inputs([old], again)
         added = resolve_stamps({n: stamp for n, stamp in plan.inputs.items() if n != str(old)})
         repeated = [name for name in added if name in known]  # even if the file has changed
-        if repeated and not again:
+        is_contained = bool(added) and in_place and not again and added.items() <= known.items()
+        if repeated and not again and not (is_contained and settings["resume"]):
             raise InputError(
                 f"{old} already contains {repeated[0]}, which would count twice "
                 f"({len(repeated)} such files). Omit these inputs, or add them again with --again."
             )
         saved, dtype = model_to_bytes(encoder), dtype_of(encoder)
         provenance = Provenance(saved, known | added, plan.task.columns, dtype)
-        return plan, [Output(new, ArrowSink, True, provenance.metadata())]
+        outputs = [Output(new, ArrowSink, True, provenance.metadata())]
+        return Job(plan, outputs, is_contained)
 
     request = describe_request(
         "update", inputs, new, columns=asdict(requested), states=resolve_path(old)
     )
-    return execute(request, prepare, engine, settings)
+    return execute(request, [new], prepare, engine, settings, in_place=in_place)
 
 
 def merge_states(
@@ -212,15 +224,16 @@ def merge_states(
     settings = with_defaults(options, RunOptions)
     paths, new = [Path(path) for path in states], check_states_path(out)
 
-    def prepare() -> PlanAndOutputs:
+    def prepare(_: Collection[Path]) -> Job:
         encoder = _load_encoder(paths, model, allow)
-        columns = read_provenance(paths[0])[2].columns
+        columns = _common_columns(paths)
         inputs, dtype = _collect_inputs(paths, again), dtype_of(encoder)
         provenance = Provenance(model_to_bytes(encoder), inputs, columns, dtype)
         plan = build_plan(encoder, (), ColumnSpec(None, None), settings, paths)
-        return plan, [Output(new, ArrowSink, True, provenance.metadata())]
+        return Job(plan, [Output(new, ArrowSink, True, provenance.metadata())])
 
-    return execute(describe_request("merge", paths, new), prepare, local.steps, settings)
+    request = describe_request("merge", paths, new)
+    return execute(request, [new], prepare, local.steps, settings)
 
 
 def readout_states(
@@ -255,12 +268,13 @@ def readout_states(
     """
     settings = with_defaults(options, RunOptions)
 
-    def prepare() -> PlanAndOutputs:
+    def prepare(_: Collection[Path]) -> Job:
         encoder = _load_encoder([Path(states)], model, allow)
         plan = build_plan(encoder, (), ColumnSpec(None, None), settings, [Path(states)])
-        return plan, [Output(Path(out), sink_for(Path(out)), holds_states=False)]
+        return Job(plan, [Output(Path(out), sink_for(Path(out)), holds_states=False)])
 
-    return execute(describe_request("readout", states, out), prepare, local.steps, settings)
+    request = describe_request("readout", states, out)
+    return execute(request, [out], prepare, local.steps, settings)
 
 
 def _merge_columns(requested: ColumnSpec, saved: ColumnSpec | None, path: Path) -> ColumnSpec:
@@ -282,13 +296,44 @@ def _merge_columns(requested: ColumnSpec, saved: ColumnSpec | None, path: Path) 
             f"the states in {path} were computed from {format_features(saved.features)}, in this "
             f"order; got {format_features(features)}. Omit --features to use the same as before."
         )
-    if requested.set is not None and saved.set is None and not saved.explode:
+    if requested.set is not None and saved.set is None:
         raise InputError(
-            f"in {path} each file is one set, so there is no set column; got {requested.set!r}. "
-            "Omit --set."
+            f"in {path} each {'row' if saved.explode else 'file'} is one set, so there is no set "
+            f"column; got {requested.set!r}. Omit --set."
+        )
+    if requested.root is not None and saved.root is None:
+        ids = "in a column" if saved.set else "absolute paths"
+        raise InputError(
+            f"the set ids in {path} are {ids}, so a root would name sets differently; got "
+            f"{requested.root}. Omit --root."
         )
     set_column, explode = requested.set or saved.set, requested.explode or saved.explode
-    return ColumnSpec(features, set_column, explode)
+    return ColumnSpec(features, set_column, explode, requested.root or saved.root)
+
+
+def _common_columns(paths: Sequence[Path]) -> ColumnSpec | None:
+    """Return the columns of the first state file.
+
+    Raises:
+        InputError: The files do not name sets in the same way.
+    """
+    first, *others = (read_provenance(path)[2].columns for path in paths)
+    for path, columns in zip(paths[1:], others, strict=True):
+        if first and columns and _naming(first) != _naming(columns):
+            raise InputError(
+                f"cannot merge {paths[0]} and {path}: the set ids of the former are "
+                f"{_naming(first)}, those of the latter are {_naming(columns)}. Encode both in the "
+                "same way."
+            )
+    return first
+
+
+def _naming(columns: ColumnSpec) -> str:
+    """Describe what the set ids are."""
+    if columns.set is not None:
+        return "in a column"
+    kind = "absolute paths" if columns.root is None else "paths relative to a root"
+    return f"{kind} and row numbers" if columns.explode else kind
 
 
 def _collect_inputs(paths: Sequence[Path], again: bool) -> dict[str, list[int]]:

@@ -83,11 +83,14 @@ class ColumnSpec:
         set: The column, or the key of a key=value folder, that holds the set id of each row. If
             None, each file is one set, or each row if `explode` is set.
         explode: Whether each row holds many elements, stored as lists of one length.
+        root: The folder to which the names of files are relative, where they are set ids. If None,
+            these names are absolute paths.
     """
 
     features: tuple[Feature, ...] | None
     set: str | None
     explode: bool = False
+    root: str | None = None
 
     @property
     def _depth(self) -> int:

@@ -19,12 +19,14 @@ from numpy.lib import format as npy
 
 from setfold.files.sealed import ARROW, SealedFile
 from setfold.files.tables.arrow import (
+    RESULT,
     as_counts,
     as_ids,
     as_tensor,
     check_names,
     check_sorted,
     header_of,
+    result_of,
     shape_of,
 )
 from setfold.files.tables.stream import open_arrow, reading
@@ -60,7 +62,7 @@ def describe_encodings(path: Path) -> Encodings:
             with zipfile.ZipFile(path) as archive:
                 (shape, dtype), _, (encoding, _) = (_header(archive, name) for name in COLUMNS)
                 return Encodings(shape[0], str(dtype), encoding[1:])
-        with _open(path) as (schema, sets, _):
+        with open_table(path) as (schema, sets, _):
             shape = shape_of(header_of(schema, "encodings", path))
             return Encodings(sets, str(schema.field("set").type), shape)
 
@@ -77,7 +79,7 @@ def verify_encodings(path: Path) -> Encodings:
         if is_archive(path):
             _verify_arrays(path)
             return found
-        with _open(path) as (_, _, batches):
+        with open_table(path) as (_, _, batches):
             sets, last = 0, None
             for batch in batches:
                 table = pa.Table.from_batches([batch])
@@ -99,7 +101,7 @@ def is_archive(path: Path) -> bool:
 
 
 @contextmanager
-def _open(path: Path) -> Iterator[tuple[pa.Schema, int, Iterable[pa.RecordBatch]]]:
+def open_table(path: Path) -> Iterator[tuple[pa.Schema, int, Iterable[pa.RecordBatch]]]:
     """Yield the schema of an Arrow or Parquet file, the number of rows, and the rows."""
     with SealedFile(path) as file:
         if file.format == ARROW:
@@ -119,9 +121,20 @@ def _validated(batch: pa.RecordBatch) -> pa.RecordBatch:
 # ---- NumPy archives ----------------------------------------------------------------------------
 
 
+def result_in(archive: zipfile.ZipFile) -> str:
+    """Return the digest of what an archive is the result of. It is in the comment.
+
+    Raises:
+        ValueError: There is none.
+    """
+    name, _, digest = archive.comment.partition(b"=")
+    return result_of(digest if name == RESULT else None)
+
+
 def _verify_arrays(path: Path) -> None:
     """Raise an error if an array of an archive is damaged or not what `NpzSink` writes."""
     with zipfile.ZipFile(path) as archive:
+        result_in(archive)
         if archive.namelist() != [f"{name}.npy" for name in COLUMNS]:
             raise ValueError(f"expected the arrays {', '.join(COLUMNS)}")
         lengths = {_header(archive, name)[0][0] for name in COLUMNS}

@@ -1,4 +1,4 @@
-"""Find the input files: expand folders and glob patterns, and parse key=value folders."""
+"""Find and name the input files: expand folders and glob patterns, parse key=value folders."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from glob import glob, has_magic
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import NamedTuple
 from urllib.parse import unquote
 
@@ -18,15 +18,19 @@ class Input(NamedTuple):
     """An input file.
 
     Args:
-        path: The file.
-        partition: The key=value folders in its path.
+        path: The file, as the user wrote it.
+        partition: The key=value folders in its absolute path.
+        name: Its set id, if each file is a set. It is the same however the path is written.
     """
 
     path: Path
     partition: dict[str, str]
+    name: str = ""
 
 
-def find_inputs(names: Sequence[str | Path]) -> list[Input]:
+def find_inputs(
+    names: Sequence[str | Path], root: str | Path | None = None, key: str | None = None
+) -> list[Input]:
     """Return the files that names refer to, in the order of the names.
 
     A file that is found under several names, for example through links, is returned once, under
@@ -36,12 +40,69 @@ def find_inputs(names: Sequence[str | Path]) -> list[Input]:
         names: Files, folders and glob patterns such as "events/**/*.parquet". In a folder, all
             files with a known suffix are used, except those whose name begins with "." or "_". A
             name that exists literally is not treated as a pattern.
+        root: The folder to which the names of files are relative. If None, they are absolute.
+        key: The column, or the key of a key=value folder, that holds the set id. If None, each file
+            is a set.
+
+    Raises:
+        InputError: A name refers to no file, a file is outside of the root, or a file is found in
+            two folders that assign it to different sets.
     """
     found: dict[str, Input] = {}
     for name in names:
         for path in sorted(_paths(str(name))):
-            found.setdefault(os.path.realpath(path), Input(path, _parse_partition(path)))
+            own = Input(
+                path,
+                _parse_partition(absolute(path)),
+                name_of(path, root) if key is None else "",
+            )
+            first = found.setdefault(os.path.realpath(path), own)
+            if key is not None and first.partition.get(key) != own.partition.get(key):
+                raise InputError(
+                    f"{first.path} and {path} are the same file, but their folders assign it to "
+                    f"different sets ({key}). Remove one of them, or copy the file."
+                )
     return list(found.values())
+
+
+def absolute(path: str | Path) -> str:
+    """Return the absolute path of a file or folder. Links are kept where that is possible."""
+    name = os.path.abspath(path)
+    try:  # "link/.." is not the folder of the link, so removing it may lead to another file
+        is_same = os.path.samefile(name, path)
+    except OSError:  # there is no such file
+        is_same = False
+    return name if is_same else os.path.realpath(path)
+
+
+def name_of(path: str | Path, root: str | Path | None = None) -> str:
+    """Return the name of a file: its absolute path, or its path relative to a root, with "/".
+
+    Raises:
+        InputError: The file is outside of the root, or its name is not valid Unicode.
+    """
+    name = PurePath(absolute(path))
+    if root is not None:
+        folder, file = os.path.split(name)
+        real = PurePath(os.path.realpath(folder), file)
+        if name.is_relative_to(absolute(root)):
+            name = name.relative_to(absolute(root))
+        elif real.is_relative_to(os.path.realpath(root)):
+            name = real.relative_to(os.path.realpath(root))
+        else:
+            raise InputError(
+                f"{path} is outside of the root {root}. Pass a root that contains all inputs, or "
+                "omit it to use absolute paths as set ids."
+            )
+    text = name.as_posix()
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"the path {text!r} is not valid Unicode, so it cannot be a set id. Rename the file, or "
+            "name a column with --set."
+        ) from error
+    return text
 
 
 def _paths(name: str) -> list[Path]:
@@ -85,8 +146,8 @@ def _is_folder_format(path: Path) -> bool:
     return reader is not None and reader.is_folder
 
 
-def _parse_partition(path: Path) -> dict[str, str]:
-    pairs = (part.partition("=") for part in path.parts[:-1])
+def _parse_partition(path: str) -> dict[str, str]:
+    pairs = (part.partition("=") for part in PurePath(path).parts[:-1])
     return {key: unquote(value) for key, equals, value in pairs if key and equals}
 
 

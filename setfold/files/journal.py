@@ -5,24 +5,25 @@ journal      progress of the run: a small JSON file that is replaced atomically
 snapshot-N   the tables that were in memory when the journal was written
 spill/       tables that did not fit in memory
 runs/        sorted runs: parts of the result that are complete
-skipped      skipped rows and files, one line of JSON each
+output-N     complete outputs, until they are moved to their final names
+skipped      skipped rows, files and sets, one line of JSON each
+
+What a journal refers to is on the disk before the journal is, and nothing is removed before the
+journal that no longer needs it is on the disk. So a run can be resumed after a power loss.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import errno
 import json
 import shutil
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from setfold.core.locks import hold
-from setfold.core.persist import checksum, write_atomically
+from setfold.core.persist import checksum, sync, write_atomically
 from setfold.errors import FileError, InputError
 from setfold.files.engines.task import Skipped, Step
 from setfold.files.tables.spill import truncate
@@ -46,18 +47,22 @@ class Journal:
         shard: The index of the current shard.
         rows: How many rows of that shard are done.
         elements: How many elements the states contain.
-        skipped: How many rows and files were skipped.
+        skipped: How many rows, files and sets were skipped.
         skipped_bytes: The length of the file that lists them.
         read: How many bytes of the inputs are done.
         seconds: How long the run took so far.
         lengths: The lengths of the files in spill/.
         spills: How often tables were spilled to disk.
         bytes_spilled: How many bytes were spilled.
-        snapshot: The name of the snapshot; None if nothing was in memory.
+        saves: How many snapshots were saved.
+        snapshot: The name of the last one; None if it is no longer needed.
         buckets: The buckets that are not merged yet; None while files are read.
         sorted_runs: The names of the files in runs/.
         outputs: Temporary and final names of the outputs, once they are complete.
-        sets: How many sets the outputs have.
+        digests: What each of the outputs is the result of, by temporary name.
+        replaces: Size and modification time of the state file that is updated in place.
+        overwrite: Whether the outputs may replace existing files.
+        sets: How many sets the first output has.
     """
 
     request: dict[str, Any]
@@ -72,10 +77,14 @@ class Journal:
     lengths: dict[str, int] = field(default_factory=dict)
     spills: int = 0
     bytes_spilled: int = 0
+    saves: int = 0
     snapshot: str | None = None
     buckets: list[int] | None = None
     sorted_runs: list[str] = field(default_factory=list)
     outputs: dict[str, str] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict)
+    replaces: list[int] | None = None
+    overwrite: bool = False
     sets: int = 0
 
     def count_step(self, step: Step, read: float) -> None:
@@ -107,12 +116,14 @@ class WorkFolder:
         self.folder, self.request = folder, request
         self.save_every = save_every
         self.journal = journal
+        self.snapshot = None if journal is None else journal.snapshot  # of the last checkpoint
+        self.is_durable = False  # whether the folder itself would survive a power loss
         self.saved_at = time.monotonic()
         self.save_seconds = 0.0  # duration of the last save
 
     @property
     def skipped_file(self) -> Path:
-        """The list of skipped rows and files."""
+        """The list of skipped rows, files and sets."""
         return self.folder / "skipped"
 
     @property
@@ -141,7 +152,7 @@ class WorkFolder:
         return self.journal
 
     def log_skipped(self, skipped: Sequence[Skipped]) -> None:
-        """Append to the list of skipped rows and files."""
+        """Append to the list of skipped rows, files and sets."""
         assert self.journal is not None
         if skipped:
             with self.skipped_file.open("a", encoding="utf-8") as file:
@@ -158,17 +169,25 @@ class WorkFolder:
         """Save a checkpoint: the journal, and what the store has in memory."""
         assert self.journal is not None
         started = time.monotonic()
-        previous = self.journal.snapshot
         if store is not None:
-            name = f"snapshot-{self.journal.shard}-{self.journal.rows}"
-            path = self.folder / name
-            path.unlink(missing_ok=True)
+            self.journal.saves += 1
+            self.journal.snapshot = f"snapshot-{self.journal.saves}"
+            path = self.folder / self.journal.snapshot
+            path.unlink(missing_ok=True)  # left by an interrupted run
             self.journal.lengths = store.save(path)
-            self.journal.snapshot = name
+            store.sync()
+            sync(path)
+        if self.skipped_file.exists():
+            sync(self.skipped_file)
+        sync(self.folder)
+        if not self.is_durable:
+            sync(self.folder.parent)
+            self.is_durable = True
         saved = _to_save(dataclasses.asdict(self.journal))
         write_atomically(self.folder / "journal", json.dumps(saved).encode())
-        if previous is not None and previous != self.journal.snapshot:
-            (self.folder / previous).unlink(missing_ok=True)
+        if self.snapshot not in (None, self.journal.snapshot):
+            (self.folder / str(self.snapshot)).unlink(missing_ok=True)
+        self.snapshot = self.journal.snapshot
         self.saved_at = time.monotonic()
         self.save_seconds = self.saved_at - started
 
@@ -179,86 +198,6 @@ class WorkFolder:
             store.restore(self.folder / journal.snapshot, journal.lengths)
         elif self.spill_folder.exists():
             shutil.rmtree(self.spill_folder)
-
-    def publish(self) -> None:
-        """Move complete outputs to their final names, except those that are already there."""
-        assert self.journal is not None
-        for temporary, final in self.journal.outputs.items():
-            path = self.folder / temporary
-            if path.exists():
-                _move(path, Path(final))
-
-    def publish_report(self) -> str | None:
-        """Move the list of skipped rows next to the output, and return its path.
-
-        If nothing was skipped, remove the list of an earlier run and return None.
-        """
-        assert self.journal is not None
-        first = next(iter(self.journal.outputs.values()))
-        path = Path(first + ".skipped.jsonl")
-        if self.skipped_file.exists():
-            self.skipped_file.replace(path)
-        elif not self.journal.skipped:
-            path.unlink(missing_ok=True)
-            return None
-        return str(path)
-
-
-@contextmanager
-def open_work_folder(
-    out: Path, request: dict[str, Any], *, resume: bool, restart: bool, save_every: float
-) -> Iterator[WorkFolder]:
-    """Create and lock the work folder of an output. Remove it when the block ends without error.
-
-    Args:
-        out: The output.
-        request: What the user asked for; must be serializable as JSON.
-        resume: Whether to resume an interrupted run.
-        restart: Whether to discard an interrupted run.
-        save_every: The checkpoint interval in seconds.
-
-    Raises:
-        FileError: Another process uses the folder, or the checkpoint cannot be read.
-        InputError: There is an interrupted run, and neither `resume` nor `restart` is set.
-    """
-    if resume and restart:
-        raise InputError("--resume and --restart exclude each other; pass one of them, not both.")
-    folder = out.with_name(out.name + ".work")
-    with hold(folder / "lock", wait=False) as locked:
-        if not locked:
-            raise FileError(
-                f"another process is writing {out} (it has locked {folder / 'lock'}). Wait until "
-                "it ends, or choose another --out."
-            )
-        journal = None if restart else read_journal(folder)
-        if journal is not None and not resume:
-            raise InputError(
-                f"an earlier run for {out} was interrupted; its checkpoint is in {folder}. "
-                "Resume it with --resume, or discard it with --restart."
-            )
-        if not resume:
-            _empty_folder(folder)
-        request = to_json_value(request)
-        if journal is not None and journal.request != request:
-            differ = [name for name in request if journal.request.get(name) != request[name]]
-            raise InputError(
-                f"cannot resume: the interrupted run had different {', '.join(differ)}. Use the "
-                "same arguments as before, or start over with --restart."
-            )
-        try:
-            yield WorkFolder(folder, request, journal, save_every)
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise FileError(
-                    f"the disk of {folder} is full. Free some space, then continue with --resume. "
-                    "Checkpoints are not lost."
-                ) from error
-            raise
-        except BaseException:
-            if not (folder / "journal").exists():  # there is no checkpoint to resume from
-                _remove_folder(folder)
-            raise
-        _remove_folder(folder)
 
 
 def read_journal(folder: Path) -> Journal | None:
@@ -290,35 +229,6 @@ def _to_save(journal: dict[str, Any]) -> dict[str, Any]:
 def to_json_value(value: dict[str, Any]) -> Any:
     """Return what a value becomes when it is saved as JSON and loaded; tuples become lists."""
     return json.loads(json.dumps(value))
-
-
-def _move(path: Path, final: Path) -> None:
-    """Move a file atomically, also to another disk."""
-    try:
-        path.replace(final)
-    except OSError as error:
-        if error.errno != errno.EXDEV:
-            raise
-        temporary = final.with_name(f".{final.name}.part")
-        shutil.copyfile(path, temporary)
-        temporary.replace(final)
-        path.unlink()
-
-
-def _remove_folder(folder: Path) -> None:
-    _empty_folder(folder)
-    (folder / "lock").unlink()
-    with suppress(OSError):  # the next run may already use the folder
-        folder.rmdir()
-
-
-def _empty_folder(folder: Path) -> None:
-    """Remove everything except the lock."""
-    for path in folder.iterdir():
-        if path.is_dir():
-            shutil.rmtree(path)
-        elif path.name != "lock":
-            path.unlink()
 
 
 def _check_signature(saved: dict[str, Any], current: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from numpy.lib import format as npy
 
 from setfold.errors import InputError
 from setfold.files.sealed import SealedFile, SealedWriter
-from setfold.files.tables.arrow import as_tensor, header_of, shape_of
+from setfold.files.tables.arrow import RESULT, as_tensor, header_of, shape_of
 from setfold.files.tables.stream import open_arrow
 
 
@@ -99,6 +99,7 @@ class NpzSink(ArrowSink):
             for name in ("set", "count", "encoding"):
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
                     _write_array(file, partial(_blocks, arrow, name))
+            archive.comment = RESULT + b"=" + self.metadata[RESULT]
         arrow.unlink()
 
 

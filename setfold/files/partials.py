@@ -23,10 +23,11 @@ import torch
 
 from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.state import SetState
-from setfold.errors import InputError, StateMismatchError
+from setfold.errors import InputError, NonFiniteError, StateMismatchError
 from setfold.files.columns import ColumnSpec, features_of
 from setfold.files.rows import rows_of
 from setfold.files.tables.arrow import FRAME, HEADER, combined
+from setfold.files.tables.overflow import find_finite, find_marks, mark_overflows
 from setfold.files.tables.table import StateTable, element_dtypes, merged, read_out
 
 # Each packed state starts with a digest of what all sets share.
@@ -80,6 +81,9 @@ def merge_partials(tables: Iterable[pa.Table]) -> pa.Table:
         tables: Results of `partial_states` or `merge_partials`, or concatenations of them. A table
             may contain a set several times.
 
+    Raises:
+        NonFiniteError: The states of a set overflow when they are merged.
+
     >>> import setfold
     >>> encoder, rows = setfold.Pool(1, "mean").eval(), pa.table({"event": [7, 8], "x": [1.0, 3.0]})
     >>> table = partial_states(encoder, rows, set="event")
@@ -89,7 +93,9 @@ def merge_partials(tables: Iterable[pa.Table]) -> pa.Table:
     found: list[StateTable] = []
     for table in tables:
         found += StateTable.all_from_arrow(table)
-    return merged(found).sorted().to_arrow()
+    table = mark_overflows(merged(found))
+    _check_finite(table.sets, ~find_marks(table), "state")
+    return table.sorted().to_arrow()
 
 
 def read_partials(encoder: StreamingSetEncoder, table: pa.Table) -> pa.Table:
@@ -99,12 +105,25 @@ def read_partials(encoder: StreamingSetEncoder, table: pa.Table) -> pa.Table:
         encoder: The encoder that computed the states; its head may differ.
         table: The result of `merge_partials`.
 
+    Raises:
+        NonFiniteError: The encoding of a set is not finite.
+
     >>> import setfold
     >>> encoder, rows = setfold.Pool(1, "mean").eval(), pa.table({"event": [7, 7], "x": [1.0, 3.0]})
     >>> read_partials(encoder, partial_states(encoder, rows, set="event")).to_pylist()
     [{'set': 7, 'count': 2, 'encoding': [2.0]}]
     """
-    return pa.concat_tables(read_out(encoder, StateTable.from_arrow(table)))
+    found = pa.concat_tables(read_out(encoder, StateTable.from_arrow(table)))
+    _check_finite(found["set"], find_finite(found), "encoding")
+    return found
+
+
+def _check_finite(sets: pa.Array | pa.ChunkedArray, finite: np.ndarray, what: str) -> None:
+    if not finite.all():
+        raise NonFiniteError(
+            f"the {what} of the set {sets[int(np.argmin(finite))]} is not finite: its elements are "
+            "too large together. Scale the features, or leave out the set."
+        )
 
 
 def pack_partials(table: pa.Table) -> pa.Table:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +18,7 @@ from setfold.errors import FileError, InputError, SetfoldError
 from setfold.files.budget import Budget, format_size, split_memory
 from setfold.files.columns import ColumnSpec, Feature
 from setfold.files.engines.task import Shard, Skipped, Stamp, Task
-from setfold.files.inputs import Input, find_inputs
+from setfold.files.inputs import Input, absolute, find_inputs
 from setfold.files.readers import Reader, open_reader
 from setfold.files.rows import rows_of
 from setfold.files.states import read_provenance
@@ -42,6 +43,7 @@ class Plan:
         skipped: Files that are skipped because they cannot be used.
         budget: How the memory is split.
         memory: The memory limit of the process in bytes.
+        left_out: Files that would be inputs, but are outputs of the run.
     """
 
     task: Task
@@ -52,13 +54,14 @@ class Plan:
     skipped: list[Skipped]
     budget: Budget
     memory: int
+    left_out: list[Path]
 
     @property
     def bytes(self) -> int:
         """The size of the inputs."""
         return sum(stamp.bytes for stamp in self.inputs.values())
 
-    def signature(self) -> dict[str, object]:
+    def signature(self) -> dict[str, Any]:
         """Return what determines the result. A resumed run must have the same signature."""
         encoder, columns = self.task.encoder, self.task.columns
         return {
@@ -67,9 +70,10 @@ class Plan:
             "features": columns.features,
             "set": columns.set,
             "explode": columns.explode,
+            "root": columns.root,
             "on_error": "skip" if self.task.skip else "stop",
             "memory": self.memory,
-            "inputs": [[name, *stamp] for name, stamp in self.inputs.items()],
+            "inputs": [[absolute(name), *stamp] for name, stamp in self.inputs.items()],
         }
 
 
@@ -81,6 +85,7 @@ def make_plan(
     memory: int,
     skip: bool,
     states: Sequence[Path] = (),
+    without: Collection[Path] = (),
 ) -> Plan:
     """Inspect all inputs, without reading more than a few rows.
 
@@ -91,12 +96,17 @@ def make_plan(
         memory: The memory limit of the process in bytes.
         skip: Whether to skip files that cannot be used, instead of raising an error.
         states: State files to start from.
+        without: Files to leave out, as resolved paths.
     """
     scan = _InputScan(encoder, columns, skip, memory)
     for path in states:
         scan.add_states(path)
-    for found in find_inputs(names) if names else ():
-        scan.add_rows(found)
+    left_out = []
+    for found in find_inputs(names, columns.root, columns.set) if names else ():
+        if found.path.resolve() in without:
+            left_out.append(found.path)
+        else:
+            scan.add_rows(found)
     if not scan.shards and scan.skipped:
         raise InputError(
             f"none of the inputs can be used. The first error is: {scan.skipped[0].reason}"
@@ -107,7 +117,17 @@ def make_plan(
     batch_rows = max(1, int(budget.batch_rows / scan.elements_per_row))
     task = Task(encoder, scan.columns, scan.width, batch_rows, skip)
     set_type = scan.set_type or pa.large_string()
-    return Plan(task, scan.shards, scan.inputs, scan.rows, set_type, scan.skipped, budget, memory)
+    return Plan(
+        task,
+        scan.shards,
+        scan.inputs,
+        scan.rows,
+        set_type,
+        scan.skipped,
+        budget,
+        memory,
+        left_out,
+    )
 
 
 def estimate_row_bytes(encoder: StreamingSetEncoder, width: int) -> int:
@@ -168,7 +188,7 @@ class _InputScan:
 
     def _split(self, found: Input, stamp: Stamp, reader: Reader) -> Iterator[Shard]:
         """Validate the columns of a file and split its rows into shards."""
-        path, partition = found
+        path, partition, _ = found
         if self.columns.features is None and self._is_scan(reader.schema):
             self.columns = replace(self.columns, features=POSITION)
         names = self.columns.needed(reader.schema, partition, path)

@@ -1,8 +1,8 @@
-"""Options of the public functions, and how a request becomes a run."""
+"""Options of the public functions, and what follows from them: columns, plan, engine, request."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
@@ -15,16 +15,16 @@ from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.models import DTYPES
 from setfold.errors import InputError
 from setfold.files.budget import parse_size
-from setfold.files.columns import ColumnSpec
+from setfold.files.columns import ColumnSpec, features_of
 from setfold.files.engines import local
 from setfold.files.engines.task import Stamp
-from setfold.files.journal import SAVE_EVERY, open_work_folder
-from setfold.files.outputs import ArrowSink, check_target
+from setfold.files.inputs import absolute
+from setfold.files.journal import SAVE_EVERY
+from setfold.files.outputs import ArrowSink
 from setfold.files.plan import Plan, make_plan
-from setfold.files.run import Engine, Output, Progress, Run, Summary, publish
+from setfold.files.run import Engine, Progress
 
 InputNames = str | Path | Sequence[str | Path]
-PlanAndOutputs = tuple[Plan, list[Output]]
 ProgressCallback = Callable[[Progress], None]
 
 
@@ -34,8 +34,11 @@ class RunOptions(TypedDict, total=False):
     Attributes:
         memory: Memory limit of the process in bytes, or as text such as "2GB", the default.
         resume: Resume an interrupted run from its last checkpoint. Start a new run if there is
-            none.
+            none. If the outputs are already complete, keep them and compute nothing.
         restart: Discard an interrupted run and start over.
+        overwrite: Replace outputs that exist. Otherwise they raise an error.
+        skip_errors: Skip bad rows and files, and sets that overflow, instead of raising an error.
+            List them in a file next to the output.
         save_every: Checkpoint interval in seconds; 20 by default. Checkpoints that are slow to
             write are saved less often.
         progress: Callback that is called with a `setfold.files.run.Progress` after every step.
@@ -44,6 +47,8 @@ class RunOptions(TypedDict, total=False):
     memory: str | int
     resume: bool
     restart: bool
+    overwrite: bool
+    skip_errors: bool
     save_every: float
     progress: ProgressCallback | None
 
@@ -52,13 +57,10 @@ class ReadOptions(RunOptions, total=False):
     """Options of runs that read elements, in addition to `RunOptions`.
 
     Attributes:
-        skip_errors: Skip bad rows and files instead of raising an error, and list them in a file
-            next to the output.
         engine: "local", the default, or "ray".
         address: Address of a Ray cluster; "auto" for the cluster that this machine belongs to.
     """
 
-    skip_errors: bool
     engine: str
     address: str | None
 
@@ -67,9 +69,10 @@ DEFAULTS: ReadOptions = {
     "memory": "2GB",
     "resume": False,
     "restart": False,
+    "overwrite": False,
+    "skip_errors": False,
     "save_every": SAVE_EVERY,
     "progress": None,
-    "skip_errors": False,
     "engine": "local",
     "address": None,
 }
@@ -88,19 +91,38 @@ def with_defaults(options: RunOptions | ReadOptions, allowed: type[RunOptions]) 
     return {**DEFAULTS, **options}
 
 
+def make_columns(
+    set: str | None, features: str | Sequence[str] | None, explode: bool, root: str | Path | None
+) -> ColumnSpec:
+    """Return which columns to read, and how sets are named.
+
+    Raises:
+        InputError: There is a root, although the set ids are in a column.
+    """
+    if root is not None and set is not None:
+        raise InputError(
+            f"a root is for set ids that are paths, but the column {set!r} holds the set ids. Omit "
+            "--root or --set."
+        )
+    return ColumnSpec(features_of(features), set, explode, None if root is None else absolute(root))
+
+
 def build_plan(
     encoder: StreamingSetEncoder,
     inputs: InputNames,
     columns: ColumnSpec,
     options: ReadOptions,
     states: Sequence[Path] = (),
+    without: Collection[Path] = (),
 ) -> Plan:
-    """Plan a run on inputs, state files or both."""
+    """Plan a run on inputs, state files or both, without some files."""
     names = [inputs] if isinstance(inputs, str | Path) else list(inputs)
     if not names and not states:
         raise InputError("there is nothing to read. Pass at least one file, folder or pattern.")
     memory, skip = parse_size(options["memory"]), options["skip_errors"]
-    return make_plan(encoder, names, columns, memory=memory, skip=skip, states=states)
+    return make_plan(
+        encoder, names, columns, memory=memory, skip=skip, states=states, without=without
+    )
 
 
 def prepare_encoder(model: nn.Module) -> StreamingSetEncoder:
@@ -181,55 +203,6 @@ def describe_request(
 def resolve_path(path: str | Path | None) -> str | None:
     """Return the absolute path as a string."""
     return None if path is None else str(Path(path).resolve())
-
-
-def execute(
-    request: dict[str, Any],
-    prepare: Callable[[], PlanAndOutputs],
-    engine: Engine,
-    options: ReadOptions,
-) -> Summary:
-    """Run a request, or the rest of it if it was interrupted.
-
-    Args:
-        request: The description of the request.
-        prepare: Makes the plan. It is not called if an interrupted run had computed everything.
-        engine: The function that computes the steps.
-        options: The options of the run.
-    """
-    out = Path(request["out"])
-    check_target(out)
-    with (
-        torch.no_grad(),
-        open_work_folder(
-            out,
-            request,
-            resume=options["resume"],
-            restart=options["restart"],
-            save_every=options["save_every"],
-        ) as work,
-    ):
-        if work.journal is not None and work.journal.outputs:  # only the final renaming is left
-            return publish(work)
-        plan, outputs = prepare()
-        _check_outputs(plan, outputs)
-        return Run(plan, work, engine, outputs, options["progress"]).run()
-
-
-def _check_outputs(plan: Plan, outputs: Sequence[Output]) -> None:
-    """Raise InputError if an output cannot be written or would overwrite an input."""
-    paths = [output.path.resolve() for output in outputs]
-    if len({*paths}) < len(paths):
-        raise InputError(
-            f"encodings and states must go to different files; got {paths[0]} for both. Choose "
-            "another name for one of them."
-        )
-    for output in outputs:
-        check_target(output.path)
-    inputs = {shard.input.path.resolve() for shard in plan.shards if not shard.holds_states}
-    for path in paths:
-        if path in inputs:
-            raise InputError(f"{path} is an input and would be overwritten. Choose another output.")
 
 
 def check_states_path(path: str | Path) -> Path:

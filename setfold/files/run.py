@@ -9,14 +9,21 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from setfold.core.encoder import StreamingSetEncoder
+from setfold.core.persist import replace_durably, sync
+from setfold.errors import NonFiniteError
 from setfold.files.budget import current_memory, peak_memory
-from setfold.files.engines.task import Shard, Step, Task
+from setfold.files.engines.task import Shard, Skipped, Step, Task
 from setfold.files.journal import WorkFolder
 from setfold.files.outputs import Sink
 from setfold.files.plan import Plan
+from setfold.files.publish import publish_outputs, report_of
+from setfold.files.results import read_totals
+from setfold.files.tables.arrow import RESULT
+from setfold.files.tables.overflow import find_finite, find_marks
 from setfold.files.tables.sorted_runs import (
     COPIES,
     merge_sorted_runs,
@@ -59,9 +66,9 @@ class Summary:
     """Statistics of a complete run.
 
     Args:
-        sets: Number of sets in the output.
+        sets: Number of sets in the first output.
         elements: Number of elements in those sets.
-        skipped: Number of rows and files that were skipped.
+        skipped: Number of rows, files and sets that were skipped.
         seconds: Duration of the run, including the time before it was interrupted.
         bytes_read: Size of the inputs.
         spills: How often tables were spilled to disk.
@@ -69,6 +76,8 @@ class Summary:
         peak_memory: Peak memory of this process in bytes.
         out: The files that were written.
         report: The file that lists what was skipped; None if nothing was.
+        was_complete: Whether the outputs were complete before. Nothing was computed, so `seconds`
+            and `spills` are 0.
     """
 
     sets: int
@@ -81,6 +90,7 @@ class Summary:
     peak_memory: int
     out: tuple[str, ...]
     report: str | None
+    was_complete: bool = False
 
     @property
     def rate(self) -> float:
@@ -94,7 +104,8 @@ class Output(NamedTuple):
     path: Path
     sink: type[Sink]
     holds_states: bool
-    metadata: Mapping[bytes, bytes] | None = None
+    metadata: Mapping[bytes, bytes] = {}
+    digest: str = ""  # of everything that determines the content
 
 
 class Run:
@@ -180,6 +191,7 @@ class Run:
         if journal.buckets is None:
             journal.buckets = store.close()
             journal.lengths = store.lengths()
+            store.sync()
             journal.snapshot = None
             self._save()
         total = len(journal.buckets)
@@ -201,9 +213,11 @@ class Run:
             rows = max(1, window // set_bytes)
             write_sorted_run(parts[-1], [table], rows)
         if len(parts) == 1:
-            parts[0].replace(path)
+            replace_durably(parts[0], path)
             return
         write_sorted_run(path, merge_sorted_runs([read_sorted_run(part) for part in parts]), rows)
+        sync(path)
+        sync(path.parent)
         for part in parts:
             part.unlink()
 
@@ -212,19 +226,57 @@ class Run:
     def _write(self, tables: Iterator[StateTable]) -> None:
         journal, folder = self.journal, self.work.folder
         names = {f"output-{number}": output for number, output in enumerate(self.outputs)}
-        sinks = {name: o.sink(folder / name, o.metadata) for name, o in names.items()}
-        journal.sets = 0
+        sinks = {
+            name: o.sink(folder / name, {**o.metadata, RESULT: o.digest.encode()})
+            for name, o in names.items()
+        }
+        sets = dict.fromkeys(names, 0)
+        elements = dict.fromkeys(names, 0)
         self.phase_started = time.monotonic()
         for table in _ensure_one(tables, self.plan.set_type, self.encoder):
+            table = self._without_overflows(table)
             for name, output in names.items():
-                for part in table.parts() if output.holds_states else read_out(self.encoder, table):
+                for part in table.parts() if output.holds_states else self._read_out(table):
                     sinks[name].write(part)
-            journal.sets += len(table)
-            self._report_progress("writing", journal.sets, 0)
-        for sink in sinks.values():
+                    sets[name] += len(part)
+                    elements[name] += int(np.sum(part["count"].to_numpy()))
+            self._report_progress("writing", max(sets.values()), 0)
+        for name, sink in sinks.items():
             sink.close()
-        journal.outputs = {name: str(output.path.resolve()) for name, output in names.items()}
+            sync(folder / name)
+        first = next(iter(names))
+        journal.sets, journal.elements = sets[first], elements[first]
+        journal.outputs = {name: str(output.path) for name, output in names.items()}
+        journal.digests = {name: output.digest for name, output in names.items()}
         self._save()
+
+    def _without_overflows(self, table: StateTable) -> StateTable:
+        """Return the sets whose states are finite."""
+        marks = find_marks(table)
+        if not marks.any():
+            return table
+        self._leave_out(table.sets.filter(pa.array(marks)), "state")
+        return table.take(np.flatnonzero(~marks))
+
+    def _read_out(self, table: StateTable) -> Iterator[pa.Table]:
+        """Yield the encodings of all sets, except those that are not finite."""
+        for part in read_out(self.encoder, table):
+            finite = find_finite(part)
+            if not finite.all():
+                self._leave_out(part["set"].filter(pa.array(~finite)), "encoding")
+                part = part.filter(pa.array(finite))
+            yield part
+
+    def _leave_out(self, sets: pa.Array | pa.ChunkedArray, what: str) -> None:
+        """List sets that overflow, or raise an error that names the first one."""
+        reason = f"its {what} is not finite: its elements are too large together"
+        if not self.plan.task.skip:
+            raise NonFiniteError(
+                f"the set {sets[0]} cannot be written: {reason}. Scale the features, compute in "
+                "float64, or leave out such sets with --on-error skip --restart."
+            )
+        self.work.log_skipped([Skipped(None, None, reason, str(name)) for name in sets])
+        self.journal.skipped += len(sets)
 
     def _report_progress(self, phase: str, done: float, total: float) -> None:
         if self.progress is not None:
@@ -238,7 +290,7 @@ def publish(work: WorkFolder) -> Summary:
     """Move complete outputs to their final names, and return the summary of the run."""
     journal = work.journal
     assert journal is not None
-    work.publish()
+    report = publish_outputs(work)
     return Summary(
         journal.sets,
         journal.elements,
@@ -249,7 +301,31 @@ def publish(work: WorkFolder) -> Summary:
         journal.bytes_spilled,
         peak_memory(),
         tuple(journal.outputs.values()),
-        work.publish_report(),
+        report,
+    )
+
+
+def summarize_complete(plan: Plan, outputs: Sequence[Output]) -> Summary:
+    """Return the summary of outputs that an earlier run has completed.
+
+    Raises:
+        FileError: One of them is damaged.
+    """
+    (sets, elements), *_ = [read_totals(output.path) for output in outputs]
+    report = report_of(outputs[0].path)
+    skipped = len(report.read_bytes().splitlines()) if report.exists() else 0
+    return Summary(
+        sets,
+        elements,
+        skipped,
+        0.0,
+        plan.bytes,
+        0,
+        0,
+        peak_memory(),
+        tuple(str(output.path) for output in outputs),
+        str(report) if skipped else None,
+        was_complete=True,
     )
 
 

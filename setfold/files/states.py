@@ -27,7 +27,14 @@ from setfold.core.state import MAX_COUNT
 from setfold.errors import DescriptionError, FileError
 from setfold.files.columns import ColumnSpec, Feature
 from setfold.files.sealed import ARROW, SealedFile
-from setfold.files.tables.arrow import FRAME, HEADER, check_sorted, header_of
+from setfold.files.tables.arrow import (
+    FRAME,
+    HEADER,
+    RESULT,
+    check_sorted,
+    header_of,
+    result_of,
+)
 from setfold.files.tables.stream import Stream, open_arrow, reading
 from setfold.files.tables.table import StateTable
 
@@ -91,10 +98,11 @@ def read_provenance(path: Path) -> tuple[pa.DataType, int, Provenance]:
     """
     with _open(path) as (file, stream):
         metadata, sets = stream.schema.metadata, file.seal.rows
-        if metadata.keys() - {MODEL, DTYPE} != {HEADER, FRAME, INPUTS, COLUMNS}:
+        if metadata.keys() - {MODEL, DTYPE} != {HEADER, FRAME, INPUTS, COLUMNS, RESULT}:
             raise ValueError("its metadata does not have the entries of a state file")
         if not sets and next(iter(stream), None) is not None:
             raise ValueError("expected no sets; got some")
+        result_of(metadata[RESULT])
         inputs = _inputs_from(json.loads(metadata[INPUTS]))
         columns = _columns_from(json.loads(metadata[COLUMNS]))
         dtype = metadata[DTYPE].decode() if DTYPE in metadata else None
@@ -145,11 +153,12 @@ def _columns_from(value: Any) -> ColumnSpec | None:
     features = None
     if value["features"] is not None:
         features = tuple(Feature(name, float(factor)) for name, factor in value["features"])
-    column, explode = value["set"], value["explode"]
+    column, explode, root = value["set"], value["explode"], value["root"]
     named = all(isinstance(f.name, str) and math.isfinite(f.factor) for f in features or ())
-    if not (named and isinstance(column, str | None) and isinstance(explode, bool)):
+    texts = isinstance(column, str | None) and isinstance(root, str | None)
+    if not (named and texts and isinstance(explode, bool)):
         raise ValueError(f"expected the columns that were read; got {value!r:.60}")
-    return ColumnSpec(features, column, explode)
+    return ColumnSpec(features, column, explode, root)
 
 
 def model_to_bytes(model: nn.Module) -> bytes | None:

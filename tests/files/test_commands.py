@@ -62,7 +62,8 @@ def test_states_from_day_to_day(tmp_path, model):
     days = [write(tmp_path / f"day {i}", table[i * 200 :][:200]) for i in range(3)]
     states = [tmp_path / f"{i}.arrow" for i in range(3)]
     for day, path in zip(days[::2], states[::2], strict=True):
-        typed("encode", model, day, "--set", "event", "-o", tmp_path / "d.npz", "--states", path)
+        out = path.with_suffix(".npz")
+        typed("encode", model, day, "--set", "event", "-o", out, "--states", path)
     typed("update", states[0], days[1], "--set", "event")
     typed("merge", states[0], states[2], "--out", tmp_path / "all.arrow", "--json")
     typed("readout", tmp_path / "all.arrow", "--out", tmp_path / "out.parquet")

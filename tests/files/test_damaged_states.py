@@ -18,7 +18,7 @@ from setfold.files.tables.table import StateTable
 from tests.files.files import assert_encodes, encode, encoder, rows, write
 
 HEADER, FRAME = b"setfold", b"setfold.frame"
-COLUMNS = b'{"features": [["x", 1.0]], "set": "event", "explode": false}'
+COLUMNS = b'{"features": [["x", 1.0]], "set": "event", "explode": false, "root": null}'
 DEEP = b"[" * 100_000 + b"]" * 100_000
 
 
@@ -29,6 +29,7 @@ def make(names=("a", "b", "c"), **options):
     table = StateTable.of(model, pa.array(names, pa.large_string()), torch.randn(len(names), 3))
     entries = Provenance(model_to_bytes(model), {"/in": [1, 2]}).metadata()
     arrow = table.to_arrow()
+    entries[b"setfold.result"] = b"0" * 32
     return arrow.replace_schema_metadata(arrow.schema.metadata | entries)
 
 
@@ -276,6 +277,8 @@ TAMPERED = {
     "digest is a number": lambda t: with_header(t, digest=7),
     "short digest": lambda t: with_header(t, digest="00"),
     "one entry more": lambda t: with_metadata(t, more=b"1"),
+    "no result": lambda t: with_metadata(t, setfold__result=None),
+    "result is no digest": lambda t: with_metadata(t, setfold__result=b"0" * 31 + b"g"),
     "no inputs": lambda t: with_metadata(t, setfold__inputs=None),
     "inputs are a list": lambda t: with_metadata(t, setfold__inputs=b"[]"),
     "stamps are text": lambda t: with_metadata(t, setfold__inputs=b'{"/in": ["1", "2"]}'),
@@ -287,6 +290,7 @@ TAMPERED = {
     "columns are a list": lambda t: with_metadata(t, setfold__columns=b"[1]"),
     "columns are empty": lambda t: with_metadata(t, setfold__columns=b"{}"),
     "explode is a number": lambda t: with_metadata(t, setfold__columns=COLUMNS.replace(b"false", b"3")),
+    "root is a number": lambda t: with_metadata(t, setfold__columns=COLUMNS.replace(b"null", b"3")),
     "set is a number": lambda t: with_metadata(t, setfold__columns=COLUMNS.replace(b'"event"', b"3")),
     "factor is text": lambda t: with_metadata(t, setfold__columns=COLUMNS.replace(b"1.0", b'"x"')),
     "factor is NaN": lambda t: with_metadata(t, setfold__columns=COLUMNS.replace(b"1.0", b"NaN")),

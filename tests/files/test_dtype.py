@@ -63,19 +63,22 @@ def test_states_are_continued_in_their_own_dtype(tmp_path, model, days):
     setfold.update_states(states, days[1])
     wanted = np.stack([exact(model, day) for day in days])
     for given in (None, model):  # a model in float32 has the weights of the states, too
-        setfold.readout_states(states, both, model=given)
+        setfold.readout_states(states, both, model=given, overwrite=True)
         assert np.load(both)["encoding"].dtype == np.float64
         assert relative_error(encodings(both), wanted) < 1e-12
-    setfold.encode_sets(model, days[0], tmp_path / "out.npz", states=states, dtype="float64")
+    setfold.encode_sets(
+        model, days[0], tmp_path / "out.npz", states=states, dtype="float64", overwrite=True
+    )
     setfold.update_states(states, days[1], model=model)
-    setfold.readout_states(states, both)
+    setfold.readout_states(states, both, overwrite=True)
     assert relative_error(encodings(both), wanted) < 1e-12
 
 
 def test_states_of_different_dtypes_are_not_merged(tmp_path, model, days):
     paths = [tmp_path / "single.arrow", tmp_path / "double.arrow"]
     for path, day, dtype in zip(paths, days, (None, "float64"), strict=True):
-        setfold.encode_sets(model, day, tmp_path / "out.npz", states=path, dtype=dtype)
+        out = path.with_suffix(".npz")
+        setfold.encode_sets(model, day, out, states=path, dtype=dtype)
     message = r"single\.arrow was computed in float32, .*double\.arrow in float64.*--dtype"
     with pytest.raises(setfold.StateMismatchError, match=message):
         setfold.merge_states(paths, tmp_path / "all.arrow")

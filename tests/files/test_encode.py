@@ -122,8 +122,9 @@ def test_rows_without_elements_are_sets(tmp_path):
         (None, [f"{tmp_path}/in.parquet:{i}" for i in range(3)]),
     ):
         options = {"explode": True, "set": name, "features": "f0,f1,f2"}
-        encode(encoder(), tmp_path / "in.parquet", tmp_path / "out.parquet", **options)
-        found = pq.read_table(tmp_path / "out.parquet")
+        out = tmp_path / f"{name}.parquet"
+        encode(encoder(), tmp_path / "in.parquet", out, **options)
+        found = pq.read_table(out)
         assert found["set"].to_pylist() == names
         assert found["count"].to_pylist() == [0, 1, 0]
         assert [any(encoding) for encoding in found["encoding"].to_pylist()] == [False, True, False]
@@ -140,8 +141,8 @@ def test_rows_that_are_whole_sets(tmp_path):
     encode(model, tmp_path / "in.parquet", tmp_path / "out.parquet", explode=True)
     assert_encodes(tmp_path / "out.parquet", model, table)
     options = {"explode": True, "set": None, "features": "f0,f1,f2"}
-    encode(model, tmp_path / "in.parquet", tmp_path / "out.parquet", **options)
-    names = pq.read_table(tmp_path / "out.parquet")["set"].to_pylist()
+    encode(model, tmp_path / "in.parquet", tmp_path / "rows.parquet", **options)
+    names = pq.read_table(tmp_path / "rows.parquet")["set"].to_pylist()
     assert names == [f"{tmp_path}/in.parquet:{row}" for row in range(3)]
 
 

@@ -15,7 +15,7 @@ def test_states_are_updated_merged_and_read_out(tmp_path, tight):
     days = [write(tmp_path / f"day {i}", table[i * 200 :][:200]) for i in range(3)]
     states = [tmp_path / f"{i}.arrow" for i in range(3)]
     for day, path in zip(days, states, strict=True):
-        encode(model, day, tmp_path / "day.parquet", states=path)
+        encode(model, day, path.with_suffix(".npz"), states=path)
     setfold.update_states(states[0], days[1], set="event")
     setfold.merge_states([states[0], states[2]], tmp_path / "all.arrow")
     setfold.readout_states(tmp_path / "all.arrow", tmp_path / "out.parquet")

@@ -90,7 +90,7 @@ def write(name):
             folder / out,
             set="user",
             states=folder / "states.arrow",
-            restart=True,
+            overwrite=True,
         )
     wanted = expected(model, rows)
     chosen = [[row["x"], row["y"]] for row in rows.to_pylist() if row["user"] == "a"]

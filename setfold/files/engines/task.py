@@ -25,6 +25,7 @@ from setfold.files.inputs import Input
 from setfold.files.readers import BadRow, open_reader
 from setfold.files.rows import Rows, rows_of
 from setfold.files.states import read_states
+from setfold.files.tables.overflow import absorb_or_mark, find_marks
 from setfold.files.tables.table import StateTable, Table, absorbed, element_dtypes
 from setfold.files.tables.usable import usable_alone
 
@@ -60,11 +61,12 @@ class Shard(NamedTuple):
 
 
 class Skipped(NamedTuple):
-    """A row or file that was skipped, and why."""
+    """A row, file or set that was skipped, and why."""
 
-    file: str
+    file: str | None  # None for a set
     row: int | None  # None for a whole file; where reading failed, the first row that is missing
     reason: str
+    set: str | None = None  # the id of a set whose state or encoding is not finite
 
 
 class Step(NamedTuple):
@@ -142,7 +144,7 @@ class Task:
             raise _changed_error(shard)
 
     def _contents(self, shard: Shard) -> Iterator[Rows | StateTable]:
-        path, partition = shard.input
+        path, partition, _ = shard.input
         if shard.holds_states:
             yield from read_states(path)
             return
@@ -181,8 +183,8 @@ class Task:
         skipped = [Skipped(path, bad.row, bad.reason) for bad in rows.bad]
         if skipped and not self.skip:
             raise _bad_row_error(skipped[0])
-        elements, sets = rows.elements, self._set_ids(rows, path)
-        empty = self._empty_sets(rows, path)
+        elements, sets = rows.elements, self._set_ids(rows, shard.input.name)
+        empty = self._empty_sets(rows, shard.input.name)
         try:
             tables = self._absorb(sets, elements)
         except NonFiniteError:
@@ -192,40 +194,55 @@ class Task:
                 raise _bad_row_error(min(skipped, key=_row_number)) from None
             good = ~np.isin(rows.numbers, list(wrong))
             elements, sets = elements[good], sets.filter(pa.array(good))
-            try:
-                tables = self._absorb(sets, elements)
-            except NonFiniteError as error:  # only the sum overflows
-                first, last = rows.numbers[[0, -1]]
-                raise NonFiniteError(f"{path}, rows {first} to {last}: {error}") from error
+            tables = self._absorb_or_mark(rows, sets, elements, path)
         skipped.sort(key=_row_number)
         return Step(batch.shard, batch.rows, empty + tables, len(elements), tuple(skipped))
 
-    def _set_ids(self, rows: Rows, path: str) -> pa.Array:
-        """Return the set id of each element: from the file, or the path of the file."""
+    def _set_ids(self, rows: Rows, name: str) -> pa.Array:
+        """Return the set id of each element: from the file, or the name of the file."""
         if rows.sets is not None:
-            return self._qualify(rows.sets, path)
+            return self._qualify(rows.sets, name)
         places = pa.array(np.zeros(len(rows.elements), np.int32))
-        return pa.DictionaryArray.from_arrays(places, pa.array([path], pa.large_string()))
+        return pa.DictionaryArray.from_arrays(places, pa.array([name], pa.large_string()))
 
-    def _qualify(self, sets: pa.Array, path: str) -> pa.Array:
-        """Return the set ids of the file or, where each row is a set, "path:row"."""
+    def _qualify(self, sets: pa.Array, name: str) -> pa.Array:
+        """Return the set ids of the file or, where each row is a set, "name:row"."""
         if self.columns.set is not None:
             return sets
         numbers = sets.cast(pa.large_string())
-        start, colon = (pa.scalar(text, pa.large_string()) for text in (path, ":"))
+        start, colon = (pa.scalar(text, pa.large_string()) for text in (name, ":"))
         return pc.binary_join_element_wise(start, numbers, colon)
 
-    def _empty_sets(self, rows: Rows, path: str) -> tuple[Table, ...]:
+    def _empty_sets(self, rows: Rows, name: str) -> tuple[Table, ...]:
         """Return the initial states of rows without elements, which are sets, too."""
         if rows.empty is None or not len(rows.empty):
             return ()
-        names = self._qualify(rows.empty, path).unique()
+        names = self._qualify(rows.empty, name).unique()
         return (StateTable(names, self.encoder.initial_state(len(names)).to("cpu")),)
 
     def _absorb(self, sets: pa.Array, elements: np.ndarray) -> tuple[Table, ...]:
         if not len(elements):
             return ()
         return (absorbed(self.encoder, sets, self._to_tensor(elements)),)
+
+    def _absorb_or_mark(
+        self, rows: Rows, sets: pa.Array, elements: np.ndarray, path: str
+    ) -> tuple[Table, ...]:
+        """Absorb elements that are usable one by one. Sets that overflow are marked or raise."""
+        try:
+            return self._absorb(sets, elements)
+        except NonFiniteError as error:
+            table = absorb_or_mark(self.encoder, sets, self._to_tensor(elements))
+            marks = find_marks(table)
+            if not self.skip and marks.any():
+                first, last = rows.numbers[[0, -1]]
+                name = table.sets.filter(pa.array(marks))[0]
+                raise NonFiniteError(
+                    f"{path}, rows {first} to {last}: the elements of the set {name} are too large "
+                    "together. Scale the features, or leave out such sets with --on-error skip "
+                    "--restart."
+                ) from error
+            return (table,)
 
     def _to_tensor(self, elements: np.ndarray) -> Tensor:
         """Return elements as a tensor with the dtype and on the device of the encoder."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,13 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
+from setfold.core.persist import DIGEST_BYTES
 from setfold.errors import FileError
 
 VERSION = 3
-HEADER, FRAME = b"setfold", b"setfold.frame"  # entries in the metadata of an Arrow schema
+# Entries in the metadata of an Arrow schema: what the table contains, what all sets share, and a
+# digest of everything that determines the content of an output.
+HEADER, FRAME, RESULT = b"setfold", b"setfold.frame", b"setfold.result"
 KINDS = ("states", "rows", "encodings")
 FLOATS = (pa.float64(), pa.float32(), pa.float16())
 
@@ -63,6 +67,17 @@ def header_of(
     if kind is not None and found != kind:
         raise FileError(f"expected {kind} in {where}; got {found}. Pass a file or table of {kind}.")
     return header
+
+
+def result_of(content: bytes | None) -> str:
+    """Return the digest of what an output is the result of, from the entry `RESULT`.
+
+    Raises:
+        ValueError: It is missing or not a digest.
+    """
+    if content is None or not re.fullmatch(rb"[0-9a-f]{%d}" % (2 * DIGEST_BYTES), content):
+        raise ValueError("it does not say what it is the result of")
+    return content.decode()
 
 
 def shape_of(header: dict[str, Any]) -> tuple[int, ...]:

@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from setfold.core.encoder import StreamingSetEncoder
+from setfold.core.persist import sync
 from setfold.files.tables.frames import append_frame, read_frames
+from setfold.files.tables.overflow import mark_overflows, states_of
 from setfold.files.tables.spill import LEVELS, append, read_tables, split_by_bucket, truncate
 from setfold.files.tables.table import (
     RowTable,
@@ -22,7 +24,6 @@ from setfold.files.tables.table import (
     all_sets,
     from_arrow,
     merged,
-    states_of,
 )
 
 MAX_TABLES = 16  # state tables that are collected before they are merged
@@ -63,12 +64,13 @@ class Store:
         self.states: list[StateTable] = []
         self.rows: list[RowTable] = []
         self.nbytes = 0  # memory of the tables; rows count twice, for when they are concatenated
+        self.unsynced: set[Path] = set()  # files that would not survive a power loss
 
     def add(self, table: Table) -> None:
         """Add a table. Merge and spill if the tables take too much memory."""
         self._collect(table)
         if len(self.states) > MAX_TABLES:  # a few large tables are faster than many small ones
-            self._replace_tables([merged(self.states)], self.rows)
+            self._replace_tables([mark_overflows(merged(self.states))], self.rows)
         if self.nbytes > self.budget // 2:
             self._compact()
             if self.nbytes > self.budget // 4 and not self.is_last_level:
@@ -147,6 +149,14 @@ class Store:
         append_frame(path, None)
         return self.lengths()
 
+    def sync(self) -> None:
+        """Make sure that the spilled files survive a power loss."""
+        for path in self.unsynced:
+            sync(path)
+        if self.unsynced:
+            sync(self.folder)
+        self.unsynced.clear()
+
     def restore(self, path: Path, lengths: dict[str, int]) -> None:
         """Restore what `save` has written.
 
@@ -178,7 +188,7 @@ class Store:
     def _compact(self) -> None:
         """Merge states of the same sets, and turn rows into states if that saves memory."""
         if self.states:
-            self._replace_tables([merged(self.states)], self.rows)
+            self._replace_tables([mark_overflows(merged(self.states))], self.rows)
         if self.rows:
             sets = all_sets(self.rows)
             if 2 * sets * self.state_nbytes < sum(table.nbytes for table in self.rows):
@@ -193,7 +203,7 @@ class Store:
             rows.clear()
             for table in states_of(self.encoder, concatenated, str(self.encoder.device)):
                 states.append(table)
-        return merged(states)
+        return mark_overflows(merged(states))
 
     def _spill(self) -> None:
         """Write all tables to disk, each set into its bucket."""
@@ -202,7 +212,9 @@ class Store:
         for kind, tables in (("states", self.states), ("rows", self.rows)):
             while tables:
                 for bucket, part in split_by_bucket(tables.pop(0), self.level):
-                    nbytes += append(self.folder / f"{bucket:02d}.{kind}.tables", part)
+                    path = self.folder / f"{bucket:02d}.{kind}.tables"
+                    nbytes += append(path, part)
+                    self.unsynced.add(path)
         self._replace_tables([], [])
         if self.on_spill is not None:
             self.on_spill(nbytes)

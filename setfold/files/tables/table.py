@@ -308,16 +308,6 @@ def check_mergeable(first: SetState, other: SetState) -> None:
         )
 
 
-def states_of(encoder: StreamingSetEncoder, rows: RowTable, device: str) -> Iterator[StateTable]:
-    """The states of some rows' sets, some sets at a time; a large set may come in several parts."""
-    codes = rows.sets.dictionary_encode().indices.to_numpy()
-    order = np.argsort(codes, kind="stable")
-    size = max(1, SLICE_BYTES * len(rows) // max(rows.elements.nbytes, 1))
-    for start in range(0, len(order), size):
-        some = rows.take(order[start : start + size])
-        yield StateTable.of(encoder, some.sets, some.elements.to(device))
-
-
 @torch.no_grad()
 def read_out(encoder: StreamingSetEncoder, table: StateTable) -> Iterator[pa.Table]:
     """(set, count, encoding) of all sets, some at a time; the shape of an encoding is metadata."""

@@ -126,7 +126,7 @@ def test_names_of_files_may_be_relative(folder, monkeypatch):
     monkeypatch.chdir(folder)
     task, shards = work_on("1.parquet", set=None)
     step, *_ = engine.steps(task, shards, 0, 0)
-    assert step.tables[0].sets.to_pylist() == ["1.parquet"]
+    assert step.tables[0].sets.to_pylist() == [str(folder / "1.parquet")]
 
 
 def test_files_become_the_same_vectors(folder):

@@ -1,0 +1,142 @@
+"""From a request to its result: complete already, the rest of an interrupted run, or a new run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from setfold.core.persist import digest_of
+from setfold.errors import InputError
+from setfold.files.journal import Journal
+from setfold.files.outputs import check_target
+from setfold.files.plan import Plan
+from setfold.files.publish import check_replaceable
+from setfold.files.request import ReadOptions
+from setfold.files.results import read_result
+from setfold.files.run import Engine, Output, Run, Summary, publish, summarize_complete
+from setfold.files.work_folder import open_work_folder
+
+
+class Job(NamedTuple):
+    """What a request amounts to.
+
+    Args:
+        plan: What to read.
+        outputs: What to write.
+        is_contained: Whether the state file to update already contains all inputs.
+    """
+
+    plan: Plan
+    outputs: list[Output]
+    is_contained: bool = False
+
+
+Prepare = Callable[[Collection[Path]], Job]  # from files that are not inputs, as resolved paths
+
+
+def execute(
+    request: dict[str, Any],
+    outputs: Sequence[str | Path],
+    prepare: Prepare,
+    engine: Engine,
+    options: ReadOptions,
+    *,
+    in_place: bool = False,
+) -> Summary:
+    """Run a request, or the rest of it if it was interrupted.
+
+    Args:
+        request: The description of the request.
+        outputs: The files that it writes.
+        prepare: Makes the plan. It is not called if an interrupted run had computed everything.
+        engine: The function that computes the steps.
+        options: The options of the run.
+        in_place: Whether the output is a state file that is updated.
+    """
+    paths, resume = [Path(path).resolve() for path in outputs], options["resume"]
+    _check_targets(paths)
+    with (
+        torch.no_grad(),
+        open_work_folder(
+            paths,
+            request,
+            resume=resume,
+            restart=options["restart"],
+            save_every=options["save_every"],
+        ) as work,
+    ):
+        if work.journal is not None and work.journal.outputs:  # only the final renaming is left
+            work.journal.overwrite |= options["overwrite"]
+            return publish(work)
+        finished = [path for path in paths if resume and not in_place and read_result(path)]
+        job = _with_results(prepare(finished), request["command"], in_place)
+        if resume and _is_complete(job):
+            return summarize_complete(job.plan, job.outputs)
+        _check_inputs_are_kept(job.plan, paths, in_place)
+        run = Run(job.plan, work, engine, job.outputs, options["progress"])
+        _check_existing(run.journal, job, options, in_place)
+        return run.run()
+
+
+def _check_targets(paths: Sequence[Path]) -> None:
+    """Raise InputError if the outputs cannot be written."""
+    if len({*paths}) < len(paths):
+        raise InputError(
+            f"encodings and states must go to different files; got {paths[0]} for both. Choose "
+            "another name for one of them."
+        )
+    for path in paths:
+        check_target(path)
+
+
+def _check_inputs_are_kept(plan: Plan, paths: Sequence[Path], in_place: bool) -> None:
+    """Raise InputError if an output would replace an input, except a state file that is updated."""
+    rows = {shard.input.path.resolve() for shard in plan.shards if not shard.holds_states}
+    named = {*plan.inputs, *(entry.file for entry in plan.skipped if entry.file)}
+    inputs = {Path(name).resolve() for name in named} | {p.resolve() for p in plan.left_out}
+    inputs = rows | (inputs - {*paths} if in_place else inputs)
+    for path in paths:
+        if path in inputs:
+            raise InputError(
+                f"{path} is an input and would be replaced, which --overwrite does not allow, "
+                "either. Choose another output."
+            )
+
+
+def _with_results(job: Job, command: str, in_place: bool) -> Job:
+    """Add to each output a digest of everything that determines its content.
+
+    A state file that is updated in place is replaced, so the digest does not depend on it.
+    """
+    signature = job.plan.signature()
+    outputs = [output._replace(path=output.path.resolve()) for output in job.outputs]
+    replaced = outputs[0].path if in_place else None
+    inputs = [entry for entry in signature["inputs"] if Path(entry[0]).resolve() != replaced]
+    for number, output in enumerate(outputs):
+        what = [command, output.holds_states, signature | {"inputs": inputs}]
+        outputs[number] = output._replace(digest=digest_of({}, json.dumps(what)))
+    return job._replace(outputs=outputs)
+
+
+def _is_complete(job: Job) -> bool:
+    """Whether all outputs exist and are the results of this job."""
+    return job.is_contained or all(read_result(o.path) == o.digest for o in job.outputs)
+
+
+def _check_existing(journal: Journal, job: Job, options: ReadOptions, in_place: bool) -> None:
+    """Raise an error if an output must not be replaced, and note what may be replaced."""
+    journal.overwrite |= options["overwrite"]
+    if in_place:
+        stamps = {Path(name).resolve(): stamp for name, stamp in job.plan.inputs.items()}
+        journal.replaces = list(stamps[job.outputs[0].path])
+    for output in job.outputs:
+        check_replaceable(
+            output.path,
+            output.digest if options["resume"] else None,
+            replaces=journal.replaces,
+            overwrite=journal.overwrite,
+        )

@@ -1,0 +1,108 @@
+"""Complete outputs get their final names. Nothing is replaced that the user wants to keep."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from setfold.core.persist import is_full_disk, replace_durably, sync
+from setfold.errors import FileError, InputError
+from setfold.files.engines.task import Stamp
+from setfold.files.journal import START_OVER, Journal, WorkFolder
+from setfold.files.results import read_result
+
+
+def check_replaceable(
+    path: Path, digest: str | None, *, replaces: Sequence[int] | None, overwrite: bool
+) -> None:
+    """Raise an error if a file exists that an output must not replace.
+
+    Args:
+        path: The final name of the output.
+        digest: What the output is the result of. A file with the same digest may be replaced.
+        replaces: The stamp of the state file that is updated in place; None for other outputs.
+        overwrite: Whether the user allows to replace existing files.
+    """
+    if not path.exists() or (digest is not None and read_result(path) == digest):
+        return
+    if replaces is not None:
+        if tuple(replaces) != Stamp.of(path):
+            raise FileError(
+                f"{path} has changed since this run began, so the changes would be lost. "
+                f"{START_OVER}"
+            )
+    elif not overwrite:
+        raise InputError(
+            f"{path} exists{'' if digest is None else ', but it is not the result of this command'}"
+            ". Choose another output, or replace it with --overwrite."
+            + (" To keep it if this command wrote it, pass --resume." if digest is None else "")
+        )
+
+
+def publish_outputs(work: WorkFolder) -> str | None:
+    """Move the outputs of a complete run to their final names, except those that are there.
+
+    Returns:
+        The list of what was skipped, next to the first output; None if nothing was.
+
+    Raises:
+        InputError: A file has appeared that must not be replaced.
+        FileError: A state file that is updated in place has changed, or an output is lost.
+    """
+    journal = work.journal
+    assert journal is not None
+    finals = [Path(final) for final in journal.outputs.values()]
+    for name, final in journal.outputs.items():
+        _check(work.folder / name, Path(final), journal.digests[name], journal)
+    for name, final in journal.outputs.items():
+        if (work.folder / name).exists():
+            _move(work.folder / name, Path(final))
+    report = report_of(finals[0])
+    if work.skipped_file.exists():
+        work.skipped_file.replace(report)
+    elif not journal.skipped:  # the list of an earlier run
+        report.unlink(missing_ok=True)
+    for folder in {final.parent for final in finals}:
+        sync(folder)
+    return str(report) if journal.skipped else None
+
+
+def report_of(out: Path) -> Path:
+    """Return where rows, files and sets are listed that were skipped."""
+    return out.with_name(out.name + ".skipped.jsonl")
+
+
+def _check(path: Path, final: Path, digest: str, journal: Journal) -> None:
+    if path.exists():
+        overwrite, replaces = journal.overwrite, journal.replaces
+        check_replaceable(final, digest, replaces=replaces, overwrite=overwrite)
+    elif read_result(final) != digest:
+        raise FileError(f"{final} was complete, but it is missing or has changed. {START_OVER}")
+
+
+def _move(path: Path, final: Path) -> None:
+    """Move a file whose content is on the disk, also to another disk. The caller syncs the name."""
+    try:
+        path.replace(final)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        _move_to_another_disk(path, final)
+
+
+def _move_to_another_disk(path: Path, final: Path) -> None:
+    temporary = final.with_name(f".{final.name}.part")  # of its own, because `final` is locked
+    try:
+        shutil.copyfile(path, temporary)
+        replace_durably(temporary, final)
+    except BaseException as error:
+        temporary.unlink(missing_ok=True)
+        if is_full_disk(error):
+            raise FileError(
+                f"the disk of {final} is full. Free some space, then run the same command with "
+                f"--resume. The complete output is kept in {path.parent}."
+            ) from None  # with no cause: it is not the disk of the work folder
+        raise
+    path.unlink()

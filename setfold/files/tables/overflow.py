@@ -1,0 +1,83 @@
+"""Sets whose elements are fine one by one, but overflow together.
+
+Other sets of the same run must not suffer. So such a set gets an empty state with a mark, which
+stays when states are merged, spilled and read again. At the end, the run raises an error that names
+the set, or leaves it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from setfold.core.encoder import StreamingSetEncoder
+from setfold.core.statistic import clear, find_non_finite, is_finite
+from setfold.errors import NonFiniteError
+from setfold.files.tables.arrow import as_tensor, header_of, shape_of
+from setfold.files.tables.table import SLICE_BYTES, RowTable, StateTable, merged
+
+MARK = 1 << 48  # added to the count of a set; more elements than any set has
+
+
+def states_of(encoder: StreamingSetEncoder, rows: RowTable, device: str) -> Iterator[StateTable]:
+    """The states of some rows' sets, some sets at a time; a large set may come in several parts.
+
+    Sets that overflow are marked.
+    """
+    codes = rows.sets.dictionary_encode().indices.to_numpy()
+    order = np.argsort(codes, kind="stable")
+    size = max(1, SLICE_BYTES * len(rows) // max(rows.elements.nbytes, 1))
+    for start in range(0, len(order), size):
+        some = rows.take(order[start : start + size])
+        yield absorb_or_mark(encoder, some.sets, some.elements.to(device))
+
+
+def absorb_or_mark(encoder: StreamingSetEncoder, sets: pa.Array, elements: Tensor) -> StateTable:
+    """The same as `StateTable.of`, but sets that overflow are marked.
+
+    Args:
+        encoder: in evaluation mode.
+        sets: (N,), the set of each row.
+        elements: (N, d), on the encoder's device. Each must be usable on its own.
+    """
+    try:
+        return StateTable.of(encoder, sets, elements)
+    except NonFiniteError:  # it is not known of which sets
+        codes = sets.dictionary_encode()
+    names, index = codes.dictionary, codes.indices.to_numpy()
+    if len(names) == 1:
+        state = encoder.initial_state(1).to("cpu")
+        return StateTable(names, state.with_statistics(state.statistics, state.count + MARK))
+    halves = []
+    for half in (index < len(names) // 2, index >= len(names) // 2):
+        some = elements[torch.from_numpy(half).to(elements.device)]
+        halves.append(absorb_or_mark(encoder, names.take(pa.array(index[half])), some))
+    return merged(halves)
+
+
+def mark_overflows(table: StateTable) -> StateTable:
+    """The same table, with marks in place of states that are not finite."""
+    state = table.state
+    if is_finite(state.statistics):
+        return table
+    wrong = find_non_finite(state.fields, state.statistics)
+    if not bool(wrong.any()):
+        return table
+    empty = clear(state.fields, state.statistics, wrong)
+    return StateTable(table.sets, state.with_statistics(empty, state.count + MARK * wrong))
+
+
+def find_marks(table: StateTable) -> np.ndarray:
+    """Which sets (B,) of a table are marked."""
+    return table.state.count.numpy() >= MARK
+
+
+def find_finite(encodings: pa.Table) -> np.ndarray:
+    """Which rows (B,) of a table that `read_out` returned have a finite encoding."""
+    shape = shape_of(header_of(encodings.schema, "encodings"))
+    finite = as_tensor(encodings["encoding"], shape).isfinite()
+    return (finite.flatten(1).all(1) if shape else finite).numpy()
