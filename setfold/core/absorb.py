@@ -248,6 +248,23 @@ def check_result(fields: Fields, statistics: Statistics) -> None:
         check_finite(fields, statistics)
 
 
+def check_logits(peak: Tensor, mask: Tensor | None) -> None:
+    """Raise NonFiniteError if a set with elements has no finite logit; it would appear empty.
+
+    Args:
+        peak: (B, Q), the largest logits.
+        mask: (B, n), True where an element is present, or None.
+    """
+    if needs_plain_formula() or peak.is_meta:
+        return
+    lost = (peak == -torch.inf).any(1)
+    if bool((lost if mask is None else lost & mask.any(1)).any()):
+        raise NonFiniteError(
+            "the elements are finite, but their logits are not: the elements are too large. Scale "
+            "the elements down. The state is unchanged."
+        )
+
+
 def check_elements(encoder: StreamingSetEncoder, chunk: Chunk, frame: tuple[Tensor, ...]) -> None:
     """Raise NonFiniteError if an element is not finite and `check_result` might not notice.
 

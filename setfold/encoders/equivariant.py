@@ -9,8 +9,10 @@ from torch import Tensor, nn
 
 from setfold.core.inputs import check_choice, check_sizes
 from setfold.core.passes import Layer, LayeredSetEncoder
+from setfold.core.precision import NARROW, caller_for
 from setfold.encoders.deep_sets import Pool
 from setfold.errors import InputError
+from setfold.kernels.modes import widened
 
 SUBTRACTED = ("max", "mean")
 
@@ -61,10 +63,14 @@ class _Subtract(nn.Module):
         self.activation = activation
 
     def forward(self, elements: Tensor, pooled: Tensor) -> Tensor:
-        pooled = pooled.unsqueeze(1)  # (B, 1, d)
+        dtype = self.of_element.weight.dtype
+        call, wide, pooled = caller_for(dtype), widened(elements), pooled.unsqueeze(1)  # (B, 1, d)
         if self.of_set is None:
-            return self.activation(self.of_element(elements - pooled))
-        return self.activation(self.of_element(elements) - self.of_set(pooled))
+            found = call(self.of_element, wide - pooled)
+        else:
+            found = call(self.of_element, wide) - call(self.of_set, pooled)
+        found = call(self.activation, found)
+        return found.to(elements.dtype) if dtype in NARROW else found
 
 
 class EquivariantDeepSets(LayeredSetEncoder):

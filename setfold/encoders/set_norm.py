@@ -10,8 +10,10 @@ from torch import Tensor, nn
 from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.inputs import check_choice, check_sizes
 from setfold.core.passes import Layer
+from setfold.core.precision import NARROW
 from setfold.core.readout import Count, mean_of
 from setfold.core.statistic import CentralMoments, Field, Fields, Statistics
+from setfold.kernels.modes import widened, working_dtype
 
 STATISTICS_OF = ("feature", "set")
 
@@ -52,8 +54,19 @@ class Moments(StreamingSetEncoder):
         return {"moments": CentralMoments().absorb(elements, mask)}
 
     def finish(self, statistics: Statistics, count: Count, prepared: Any) -> Tensor:
+        return self.read(statistics, count).to(self.like.dtype)
+
+    def read(self, statistics: Statistics, count: Count) -> Tensor:
+        """Mean and variance (B, 2, d) in float64."""
         _, mean, squares = statistics["moments"]
-        return torch.stack([mean, mean_of(squares, count)], 1).to(self.like.dtype)
+        return torch.stack([mean, mean_of(squares, count)], 1)
+
+
+class _WideMoments(Moments):
+    """Moments in float32 or wider: in float16, the variance overflows if the deviation is 256."""
+
+    def finish(self, statistics: Statistics, count: Count, prepared: Any) -> Tensor:
+        return self.read(statistics, count).to(working_dtype(self.like.dtype))
 
 
 class SetNorm(Layer):
@@ -78,7 +91,7 @@ class SetNorm(Layer):
     def __init__(self, dim: int, over: str = "feature", epsilon: float = 1e-5) -> None:
         check_sizes(dim=dim)
         check_choice(STATISTICS_OF, over=over)
-        super().__init__(Moments(dim), _Normalize(dim, over, epsilon))
+        super().__init__(_WideMoments(dim), _Normalize(dim, over, epsilon))
         self.dim = self.dim_out = dim
         self.over = over
         self.epsilon = epsilon
@@ -98,10 +111,11 @@ class _Normalize(nn.Module):
         self.bias = nn.Parameter(torch.zeros(dim))
 
     def forward(self, elements: Tensor, moments: Tensor) -> Tensor:
-        mean, variance = moments.unsqueeze(2).unbind(1)  # (B, 1, d) each
+        mean, variance = widened(moments).unsqueeze(2).unbind(1)  # (B, 1, d) each
         if self.over == "set":
             common = mean.mean(-1, keepdim=True)
             variance = (variance + (mean - common).square()).mean(-1, keepdim=True)
             mean = common
         normal = (elements - mean) * torch.rsqrt(variance + self.epsilon)
-        return normal * self.weight + self.bias
+        found = normal * self.weight + self.bias
+        return found.to(elements.dtype) if self.weight.dtype in NARROW else found

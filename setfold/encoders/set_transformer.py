@@ -16,9 +16,11 @@ from setfold.core.composition import Composition
 from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.inputs import check_heads, check_sizes
 from setfold.core.passes import Layer, LayeredSetEncoder, apply_pool
+from setfold.core.precision import NARROW, caller_for
 from setfold.core.whole import WholeSetEncoder
 from setfold.encoders.attention_pool import SoftmaxPool
 from setfold.errors import InputError
+from setfold.kernels.modes import widened
 from setfold.kernels.scores import Scores, folded_heads, projected_heads
 
 
@@ -64,12 +66,13 @@ class MAB(nn.Module):
         """
         if mask is not None:  # 0 * NaN is NaN, so a weight of 0 is not enough
             elements = elements.masked_fill(~mask.unsqueeze(-1), 0)
+        call = caller_for(self.to_query.weight.dtype)
         query, key, value = (
             projected.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (B, H, ., d_h)
             for projected in (
-                self.to_query(queries),
-                self.to_key(elements),
-                self.to_value(elements),
+                call(self.to_query, queries),
+                call(self.to_key, elements),
+                call(self.to_value, elements),
             )
         )
         shown = None if mask is None else mask[:, None, None, :]
@@ -78,8 +81,11 @@ class MAB(nn.Module):
 
     def digest(self, queries: Tensor, attended: Tensor) -> Tensor:
         """What follows the attention: queries and attended values, both (B, m, d), -> (B, m, d)."""
-        hidden = self.norm(queries + self.to_out(attended))
-        return self.last_norm(hidden + self.feed(hidden).relu())
+        dtype = self.to_query.weight.dtype
+        call = caller_for(dtype)
+        hidden = call(self.norm, queries + call(self.to_out, attended))
+        found = call(self.last_norm, hidden + call(self.feed, hidden).relu())
+        return found.to(queries.dtype) if dtype in NARROW else found
 
 
 class SAB(nn.Module):
@@ -142,14 +148,19 @@ class SeedAttention(SoftmaxPool):
     def extra_repr(self) -> str:
         return f"num_seeds={self.num_seeds}, num_heads={self.num_heads}"
 
+    @property
+    def first_weight(self) -> Tensor:
+        return self.seeds
+
     def scores(self) -> Scores:
-        query, key = self.block.to_query(self.seeds), self.block.to_key
+        call = caller_for(self.seeds.dtype)
+        query, key = call(self.block.to_query, self.seeds), self.block.to_key
         return folded_heads(query, key.weight, key.bias, self.num_heads)
 
     def conclude(self, means: Tensor) -> Tensor:
         value = self.block.to_value
         attended = projected_heads(means, value.weight, value.bias, self.num_heads)
-        seeds = self.seeds.expand(means.shape[0], -1, -1)
+        seeds = widened(self.seeds).expand(means.shape[0], -1, -1)
         return self.block.digest(seeds, attended.to(seeds.dtype))
 
 

@@ -19,6 +19,20 @@ def accumulator_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
+def working_dtype(dtype: torch.dtype) -> torch.dtype:
+    """float32 for float16 and bfloat16, whose sums and logits overflow or round away; else itself.
+
+    >>> working_dtype(torch.float16), working_dtype(torch.float64)
+    (torch.float32, torch.float64)
+    """
+    return torch.promote_types(dtype, torch.float32)
+
+
+def widened(tensor: Tensor) -> Tensor:
+    """The tensor in its working dtype."""
+    return tensor.to(working_dtype(tensor.dtype))
+
+
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     """A context that disables autocast, so that running totals are not rounded."""
     return torch.autocast(device.type, enabled=False) if autocasts(device) else nullcontext()
