@@ -13,7 +13,7 @@ from setfold.core.passes import Layer
 from setfold.core.precision import NARROW
 from setfold.core.readout import Count, mean_of
 from setfold.core.statistic import CentralMoments, Field, Fields, Statistics
-from setfold.kernels.modes import widened, working_dtype
+from setfold.kernels.modes import working_dtype
 
 STATISTICS_OF = ("feature", "set")
 
@@ -63,10 +63,10 @@ class Moments(StreamingSetEncoder):
 
 
 class _WideMoments(Moments):
-    """Moments in float32 or wider: in float16, the variance overflows if the deviation is 256."""
+    """Moments as the state keeps them: in float16 a variance overflows if the deviation is 256."""
 
     def finish(self, statistics: Statistics, count: Count, prepared: Any) -> Tensor:
-        return self.read(statistics, count).to(working_dtype(self.like.dtype))
+        return self.read(statistics, count)
 
 
 class SetNorm(Layer):
@@ -111,11 +111,13 @@ class _Normalize(nn.Module):
         self.bias = nn.Parameter(torch.zeros(dim))
 
     def forward(self, elements: Tensor, moments: Tensor) -> Tensor:
-        mean, variance = widened(moments).unsqueeze(2).unbind(1)  # (B, 1, d) each
+        mean, variance = moments.unsqueeze(2).unbind(1)  # (B, 1, d) each
         if self.over == "set":
             common = mean.mean(-1, keepdim=True)
             variance = (variance + (mean - common).square()).mean(-1, keepdim=True)
             mean = common
-        normal = (elements - mean) * torch.rsqrt(variance + self.epsilon)
+        working = working_dtype(elements.dtype)
+        scale = torch.rsqrt(variance + self.epsilon).to(working)
+        normal = (elements - mean.to(working)) * scale
         found = normal * self.weight + self.bias
         return found.to(elements.dtype) if self.weight.dtype in NARROW else found
