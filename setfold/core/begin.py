@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,10 +11,18 @@ import torch
 from torch import Tensor
 
 from setfold.core.absorb import shows_non_finite, takes_shortcut
+from setfold.core.arguments import (
+    check_batch_size,
+    check_generator,
+    check_kind,
+    check_sizes,
+    validate_slots,
+)
+from setfold.core.inputs import owned
 from setfold.core.state import SetState
 from setfold.core.statistic import Fields, is_finite, join
 from setfold.core.weights import Weights, can_be_kept, kept_for, weights_of
-from setfold.errors import StateMismatchError
+from setfold.errors import InputError, StateMismatchError
 from setfold.kernels.modes import needs_plain_formula
 
 if TYPE_CHECKING:
@@ -52,6 +61,32 @@ def setup_of(encoder: StreamingSetEncoder) -> Setup:
         frame = tuple(slots.clone() for slots in setup.frame)  # no optimizer may change it
     kept = weights.kept = setup._replace(frame=frame)
     return kept
+
+
+def begin(
+    encoder: StreamingSetEncoder,
+    batch_size: int,
+    num_slots: int | None,
+    generator: torch.Generator | None,
+    slots: Tensor | Sequence[Tensor] | None,
+) -> tuple[tuple[Tensor, ...], Fields, Any]:
+    """The slots of a new state, its fields, and what was derived from the slots, if it was kept.
+
+    The arguments are those of `initial_state`, not validated yet.
+    """
+    check_batch_size(batch_size)
+    check_generator(generator)
+    if num_slots is not None:
+        check_sizes(num_slots=num_slots)
+    if slots is None and num_slots is None and generator is None and may_keep(encoder):
+        return setup_of(encoder)[:3]
+    if slots is None:
+        frame = encoder.draw_frame(num_slots, generator)
+    elif num_slots is not None or generator is not None:
+        raise InputError("pass slots, or num_slots and generator to draw them, not both.")
+    else:
+        frame = validate_slots(slots, encoder.slot_dims, batch_size, encoder.first_weight)
+    return frame, encoder.fields(frame), None
 
 
 def _new_setup(encoder: StreamingSetEncoder) -> Setup:
@@ -113,6 +148,9 @@ def encode_small(encoder: StreamingSetEncoder, elements: Any, setup: Setup | Non
         return None
     if elements.is_meta or needs_plain_formula():
         return None
+    if setup is None:
+        check_kind("elements", elements)
+        elements = owned(elements)
     shape = elements.shape
     small = len(shape) == 3 and shape[0] == 1 and 0 < shape[1] <= FEW
     if not small or shape[2] != encoder.dim_in or not takes_shortcut(encoder, "encode_small"):

@@ -38,7 +38,9 @@ from setfold.core.absorb import (
     absorb_whole,
     check_elements,
 )
+from setfold.core.arguments import validate_context
 from setfold.core.begin import (
+    begin,
     current_weights_of,
     encode_small,
     may_keep,
@@ -46,7 +48,7 @@ from setfold.core.begin import (
     setup_of,
     update_small,
 )
-from setfold.core.inputs import Chunk, validate_context, validate_slots, validate_whole_sets
+from setfold.core.inputs import Chunk, validate_whole_sets
 from setfold.core.readout import Count
 from setfold.core.state import SetState
 from setfold.core.statistic import Fields, Statistics, clear, identity, join, remove
@@ -241,23 +243,7 @@ class StreamingSetEncoder(SetEncoder):
             context: (B, ...), the readout of an earlier pass, for features that use it; or the
                 readouts of several passes.
         """
-        if not isinstance(batch_size, int | torch.SymInt) or batch_size < 0:
-            raise InputError(f"batch_size must be an integer of at least 0; got {batch_size!r}.")
-        if not isinstance(generator, torch.Generator | None):
-            raise InputError(
-                "generator must be a torch.Generator, such as torch.Generator().manual_seed(0); "
-                f"got {generator!r}."
-            )
-        if slots is not None:
-            if num_slots is not None or generator is not None:
-                raise InputError("pass slots, or num_slots and generator to draw them, not both.")
-            frame = validate_slots(slots, self.slot_dims, batch_size, self.first_weight)
-            fields, prepared = self.fields(frame), None
-        elif num_slots is not None or generator is not None or not may_keep(self):
-            frame = self.draw_frame(num_slots, generator)
-            fields, prepared = self.fields(frame), None
-        else:
-            frame, fields, prepared, _ = setup_of(self)
+        frame, fields, prepared = begin(self, batch_size, num_slots, generator, slots)
         device = self.device
         return SetState(
             fields,
@@ -367,12 +353,13 @@ class StreamingSetEncoder(SetEncoder):
             elements: (B, n, d), or ragged (N, d) with an index.
             mask: (B, n), True where an element is present.
             index: (N,), the set of each row; needs batch_size.
-            batch_size: the number of sets of a ragged batch.
+            batch_size: the number of sets; needed for a ragged batch only.
             context: (B, ...), the readout of an earlier pass, or of several.
         """
         compiling = torch.compiler.is_compiling()
         setup = None if compiling or torch.is_grad_enabled() else setup_of(self)
-        if mask is None and index is None and context is None and not compiling:
+        plain = mask is None and index is None and batch_size is None and context is None
+        if plain and not compiling:
             encoding = encode_small(self, elements, setup)
             if encoding is not None:
                 return encoding
@@ -419,7 +406,7 @@ class StreamingSetEncoder(SetEncoder):
         """The state joined with one chunk, or with it removed."""
         state = recognize(self, state)
         sets = state.batch_size
-        chunk = chunk.validate(sets, self.dim_in, state.device, state.weights.dtype)
+        chunk = chunk.validate(sets, self.dim_in, state.device, state.weights.dtype).owned()
         if chunk.is_empty():
             return state
         check_elements(self, chunk, state.frame)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from setfold.core.absorb import check_logits
+from setfold.core.arguments import check_flags, check_heads, check_sizes
 from setfold.core.encoder import StreamingSetEncoder
-from setfold.core.inputs import check_heads, check_sizes
 from setfold.core.readout import Count, weighted_mean_of
 from setfold.core.state import SetState
 from setfold.core.statistic import Field, Fields, Softmax, Statistics, spread
@@ -116,6 +116,7 @@ class AttentionPool(SoftmaxPool):
         super().__init__()
         check_sizes(dim_in=dim_in, num_queries=num_queries, dim_out=dim_out, num_heads=num_heads)
         check_heads(num_heads, dim_out=dim_out)
+        check_flags(bias=bias)
         self.dim_in = dim_in
         self.num_queries = num_queries
         self.dim_out = dim_out
@@ -172,6 +173,7 @@ class GatedAttentionPool(SoftmaxPool):
     ) -> None:
         super().__init__()
         check_sizes(dim_in=dim_in, dim_hidden=dim_hidden, num_branches=num_branches)
+        check_flags(gated=gated, bias=bias)
         self.dim_in = dim_in
         self.dim_hidden = dim_hidden
         self.num_branches = num_branches

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from setfold.core.arguments import check_sizes
 from setfold.core.composition import Composition
 from setfold.core.encoder import StreamingSetEncoder
-from setfold.core.inputs import check_sizes
 from setfold.core.readout import FIELDS, Count, fields_of, parse_aggregates, read
 from setfold.core.statistic import Field, Fields, Statistics
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from setfold.core.inputs import check_choice, check_sizes
+from setfold.core.arguments import check_choice, check_flags, check_modules, check_sizes
 from setfold.core.passes import Layer, LayeredSetEncoder
 from setfold.core.precision import NARROW, caller_for
 from setfold.encoders.deep_sets import Pool
@@ -44,6 +44,8 @@ class EquivariantLayer(Layer):
     ) -> None:
         check_sizes(dim_in=dim_in, dim_out=dim_out)
         check_choice(SUBTRACTED, subtract=subtract)
+        check_flags(shared=shared)
+        check_modules(activation=activation)
         activation = nn.Tanh() if activation is None else activation
         super().__init__(Pool(dim_in, subtract), _Subtract(dim_in, dim_out, shared, activation))
         self.dim_in = dim_in

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from setfold.core.absorb import Arrivals, Groups, absorb_for_gradients, absorb_groups
+from setfold.core.arguments import check_modules
 from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.precision import caller_for
 from setfold.core.readout import Count
@@ -64,6 +65,7 @@ class HierarchicalSlotSetEncoder(StreamingSetEncoder):
                     f"level {number} must have dim_in={lower.dim_readout}, the dim_readout of "
                     f"level {number - 1}; got {upper.dim_in}."
                 )
+        check_modules(activation=activation)
         self.levels = nn.ModuleList(levels)
         self.activation = nn.ReLU() if activation is None else activation
         self.dim_in = levels[0].dim_in

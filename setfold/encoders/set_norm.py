@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from setfold.core.arguments import check_choice, check_positive, check_sizes
 from setfold.core.encoder import StreamingSetEncoder
-from setfold.core.inputs import check_choice, check_sizes
 from setfold.core.passes import Layer
 from setfold.core.precision import NARROW
 from setfold.core.readout import Count, mean_of
@@ -91,6 +91,7 @@ class SetNorm(Layer):
     def __init__(self, dim: int, over: str = "feature", epsilon: float = 1e-5) -> None:
         check_sizes(dim=dim)
         check_choice(STATISTICS_OF, over=over)
+        check_positive(epsilon=epsilon)
         super().__init__(_WideMoments(dim), _Normalize(dim, over, epsilon))
         self.dim = self.dim_out = dim
         self.over = over

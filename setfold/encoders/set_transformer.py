@@ -12,14 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from setfold.core.arguments import check_flags, check_heads, check_modules, check_sizes
 from setfold.core.composition import Composition
 from setfold.core.encoder import StreamingSetEncoder
-from setfold.core.inputs import check_heads, check_sizes
 from setfold.core.passes import Layer, LayeredSetEncoder, apply_pool
 from setfold.core.precision import NARROW, caller_for
 from setfold.core.whole import WholeSetEncoder
 from setfold.encoders.attention_pool import SoftmaxPool
-from setfold.errors import InputError
 from setfold.kernels.modes import widened
 from setfold.kernels.scores import Scores, folded_heads, projected_heads
 
@@ -42,6 +41,7 @@ class MAB(nn.Module):
         super().__init__()
         check_sizes(dim=dim, num_heads=num_heads)
         check_heads(num_heads, dim=dim)
+        check_flags(layer_norm=layer_norm)
         self.dim = dim
         self.num_heads = num_heads
         self.layer_norm = layer_norm
@@ -254,6 +254,7 @@ class SetTransformer(LayeredSetEncoder):
         head: nn.Module | None = None,
     ) -> None:
         check_sizes(dim_in=dim_in, dim=dim, num_layers=num_layers)
+        check_sizes(0, num_decoder_layers=num_decoder_layers)
         layers = [ISAB(dim, num_inducing, num_heads, layer_norm) for _ in range(num_layers)]
         pool = _decoder(dim, num_seeds, num_heads, num_decoder_layers, layer_norm)
         super().__init__(layers, pool, features=nn.Linear(dim_in, dim), head=head)
@@ -299,6 +300,8 @@ class FullSetTransformer(WholeSetEncoder):
     ) -> None:
         super().__init__()
         check_sizes(dim_in=dim_in, dim=dim, num_layers=num_layers)
+        check_sizes(0, num_decoder_layers=num_decoder_layers)
+        check_modules(head=head)
         self.dim_in = dim_in
         self.dim = dim
         self.num_heads = num_heads
@@ -322,8 +325,6 @@ def _decoder(
     dim: int, num_seeds: int, num_heads: int, num_layers: int, layer_norm: bool
 ) -> StreamingSetEncoder:
     """PMA, then SABs on the vectors that it returns."""
-    if num_layers < 0:
-        raise InputError(f"num_decoder_layers must be an integer of at least 0; got {num_layers}.")
     pool = PMA(dim, num_seeds, num_heads, layer_norm)
     if num_layers == 0:
         return pool

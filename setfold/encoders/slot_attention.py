@@ -7,9 +7,9 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from setfold.core.absorb import Arrivals, Groups, absorb_for_gradients, absorb_groups
+from setfold.core.arguments import check_sizes
 from setfold.core.composition import Composition, apply_features
 from setfold.core.encoder import StreamingSetEncoder
-from setfold.core.inputs import check_sizes
 from setfold.core.passes import MultiPassSetEncoder
 from setfold.core.precision import caller_for
 from setfold.core.readout import Count

@@ -12,15 +12,15 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, normalize, pad
 
 from setfold.core.absorb import Arrivals, Groups, check_logits
+from setfold.core.arguments import check_choice, check_flags, check_sizes
 from setfold.core.encoder import StreamingSetEncoder
-from setfold.core.inputs import check_choice, check_sizes
 from setfold.core.precision import caller_for
 from setfold.core.readout import FIELDS, Count, fields_of, parse_aggregates, read
 from setfold.core.state import SetState
 from setfold.core.statistic import Field, Fields, Softmax, Statistics
 from setfold.errors import CancelledAttentionWarning, InputError
 from setfold.kernels.extrema import slot_extrema
-from setfold.kernels.modes import autocasts, widened, without_autocast, working_dtype
+from setfold.kernels.modes import autocasts, widened, without_autocast
 from setfold.kernels.scores import (
     ATTENTIONS,
     CosineScores,
@@ -106,6 +106,7 @@ class SlotSetEncoder(StreamingSetEncoder):
         check_choice(SLOTS, slots=slots)
         check_choice(ATTENTIONS, attention=attention)
         check_choice(SIMILARITIES, similarity=similarity)
+        check_flags(bias=bias)
         self.dim_in = dim_in
         self.num_slots = num_slots
         self.dim_slot = dim_slot
@@ -187,8 +188,6 @@ class SlotSetEncoder(StreamingSetEncoder):
                 )
             return (self.slot_values.unsqueeze(0),)
         num_slots = self.num_slots if num_slots is None else num_slots
-        if num_slots < 1:
-            raise InputError(f"num_slots must be 1 or more; got {num_slots}.")
         noise = self._noise(num_slots, generator)
         return ((self.slot_mean + self.slot_deviation * noise).unsqueeze(0),)
 
