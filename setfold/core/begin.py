@@ -8,7 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from setfold.core.absorb import shows_non_finite, takes_shortcut
 from setfold.core.arguments import (
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from setfold.core.encoder import StreamingSetEncoder
 
 FEW = 512  # elements of a set for which calls take longer than arithmetic
+PLAIN = (Tensor, nn.Parameter)  # subclasses may do anything
 SMALL_DTYPES = (torch.float32, torch.float64)  # others overflow or need more care
 
 
@@ -144,25 +145,26 @@ def encode_small(encoder: StreamingSetEncoder, elements: Any, setup: Setup | Non
         elements: (1, n, d), not validated yet.
         setup: of the fold; None with a graph.
     """
-    if not isinstance(elements, Tensor) or elements.dtype not in SMALL_DTYPES:
+    if type(elements) not in PLAIN or elements.dtype not in SMALL_DTYPES or needs_plain_formula():
         return None
-    if elements.is_meta or needs_plain_formula():
+    try:
+        shape = elements.shape
+        small = len(shape) == 3 and shape[0] == 1 and 0 < shape[1] <= FEW
+        if not small or shape[2] != encoder.dim_in or not takes_shortcut(encoder, "encode_small"):
+            return None
+        prepared, weight = (None, encoder.first_weight) if setup is None else setup[2:]
+        if weight is None or elements.dtype != weight.dtype or elements.device != weight.device:
+            return None
+        if setup is None:
+            check_kind("elements", elements)
+            elements = owned(elements)
+        encoding = encoder.encode_small(elements[0], prepared)
+        if encoding is None:
+            return None
+        shown = encoding.detach() if encoding.requires_grad else encoding
+        return encoding if math.isfinite(shown.sum().item()) else None
+    except RuntimeError:  # a sparse, nested or meta tensor
         return None
-    if setup is None:
-        check_kind("elements", elements)
-        elements = owned(elements)
-    shape = elements.shape
-    small = len(shape) == 3 and shape[0] == 1 and 0 < shape[1] <= FEW
-    if not small or shape[2] != encoder.dim_in or not takes_shortcut(encoder, "encode_small"):
-        return None
-    prepared, weight = (None, encoder.first_weight) if setup is None else setup[2:]
-    if weight is None or elements.dtype != weight.dtype or elements.device != weight.device:
-        return None
-    encoding = encoder.encode_small(elements[0], prepared)
-    if encoding is None:
-        return None
-    shown = encoding.detach() if encoding.requires_grad else encoding
-    return encoding if math.isfinite(shown.sum().item()) else None
 
 
 def update_small(encoder: StreamingSetEncoder, state: Any, elements: Any) -> SetState | None:
@@ -175,24 +177,27 @@ def update_small(encoder: StreamingSetEncoder, state: Any, elements: Any) -> Set
     """
     if torch.is_grad_enabled() or needs_plain_formula():
         return None
-    if not (isinstance(state, SetState) and isinstance(elements, Tensor)):
+    if type(elements) not in PLAIN or not isinstance(state, SetState):
         return None
-    count, prepared, weights, shape = state.count, state.prepared, state.weights, elements.shape
-    if prepared is None or state.context or len(shape) != 3 or shape[0] != 1 or len(count) != 1:
+    try:
+        count, prepared, weights, shape = state.count, state.prepared, state.weights, elements.shape
+        if prepared is None or state.context or len(shape) != 3 or shape[0] != 1 or len(count) != 1:
+            return None
+        if not 0 < shape[1] <= FEW or shape[2] != encoder.dim_in or elements.dtype != weights.dtype:
+            return None
+        if elements.device != count.device or not takes_shortcut(encoder, "absorb_small"):
+            return None
+        if not (weights.are_of(encoder) and shows_non_finite(encoder, state.frame)):
+            return None
+        found = encoder.absorb_small(elements.squeeze(0), prepared)
+        if found is None:
+            return None
+        statistics = join(state.fields, state.statistics, found)
+        if not is_finite(statistics):
+            return None
+        return state.with_statistics(statistics, count + _number(shape[1], count.device))
+    except RuntimeError:  # a sparse, nested or meta tensor
         return None
-    if not 0 < shape[1] <= FEW or shape[2] != encoder.dim_in or elements.dtype != weights.dtype:
-        return None
-    if elements.device != count.device or not takes_shortcut(encoder, "absorb_small"):
-        return None
-    if not (weights.are_of(encoder) and shows_non_finite(encoder, state.frame)):
-        return None
-    found = encoder.absorb_small(elements.squeeze(0), prepared)
-    if found is None:
-        return None
-    statistics = join(state.fields, state.statistics, found)
-    if not is_finite(statistics):
-        return None
-    return state.with_statistics(statistics, count + _number(shape[1], count.device))
 
 
 @cache

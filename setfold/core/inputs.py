@@ -91,6 +91,8 @@ class Chunk:
             fits = len(shape) == 3 and shape[2] == width and (sets is None or shape[0] == sets)
             if fits and elements.device == device and elements.dtype == dtype:
                 return self
+        if dtype is None or elements.dtype != dtype:
+            _check_dtype(elements, dtype)
         if index is not None:
             index = _check_ragged(elements, mask, index, sets or 0, width)
         else:
@@ -107,8 +109,6 @@ class Chunk:
                 f"elements are on {elements.device}, the encoder or state on {device}: move one of "
                 "them with .to(...)."
             )
-        if dtype is None or elements.dtype != dtype:
-            _check_dtype(elements, dtype)
         return Chunk(elements, mask, index)
 
     def check_finite(self) -> None:
@@ -187,8 +187,8 @@ def is_shared(tensor: Tensor) -> bool:
 
 
 def owned(tensor: Tensor) -> Tensor:
-    """The tensor, or a copy if its memory is shared, so that a graph may keep it."""
-    return tensor.clone() if is_shared(tensor) else tensor
+    """The tensor, or a copy that a graph may keep: if its memory is shared, or of inference mode."""
+    return tensor.clone() if tensor.is_inference() or is_shared(tensor) else tensor
 
 
 def _check_mask(elements: Tensor, mask: Tensor) -> None:

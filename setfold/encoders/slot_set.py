@@ -107,6 +107,7 @@ class SlotSetEncoder(StreamingSetEncoder):
         check_choice(ATTENTIONS, attention=attention)
         check_choice(SIMILARITIES, similarity=similarity)
         check_flags(bias=bias)
+        self.aggregates = parse_aggregates(aggregate, weighted=True)
         self.dim_in = dim_in
         self.num_slots = num_slots
         self.dim_slot = dim_slot
@@ -116,7 +117,6 @@ class SlotSetEncoder(StreamingSetEncoder):
         self.bias = bias
         self.attention = attention
         self.similarity = similarity
-        self.aggregates = parse_aggregates(aggregate, weighted=True)
         self.slot_dims = (dim_slot,)
         self.slots_cancel = all(a.cancels for a in self.aggregates)
         self.reads_mass = any(a.needs_mass for a in self.aggregates)

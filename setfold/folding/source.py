@@ -181,7 +181,7 @@ def _checksum(tensor: Tensor) -> int:
     """A checksum of the bytes in their order."""
     if tensor.is_meta or tensor.numel() == 0:
         return 0
-    plain = tensor.detach().resolve_neg().cpu().contiguous()
+    plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     return zlib.crc32(plain.reshape(-1).view(torch.uint8).numpy().data)
 
 

@@ -104,6 +104,7 @@ def ragged_sums(
     """
     if isinstance(scores, FoldedScores):
         scores = FoldedScores(scores.matrix.contiguous())
+    elements = elements.resolve_neg()  # for numpy
     width, num_slots = elements.shape[1], scores.num_slots
     summed = width if projection is None else projection[0].shape[0]
     most_rows = tile_rows(width + scores.room, elements.element_size())
