@@ -191,7 +191,7 @@ def _ragged(
         elements = torch.cat([encoder.featurize(p, None, ()) for p in pieces], 1).squeeze(0)
     groups = group_by_length(chunk.index, state.batch_size)
     plain = elements.device.type == "cpu" and elements.dtype in (torch.float32, torch.float64)
-    if plain and not (context or torch.is_grad_enabled() or torch.compiler.is_compiling()):
+    if plain and not (context or torch.is_grad_enabled() or needs_plain_formula()):
         at_once = absorb_groups(encoder, elements, groups, prepared)
         if at_once is not None:
             yield from at_once

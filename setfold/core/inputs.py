@@ -10,7 +10,7 @@ from torch import Tensor
 from setfold.core.arguments import check_batch_size, check_kind
 from setfold.core.readout import Count
 from setfold.errors import InputError, NonFiniteError
-from setfold.kernels.modes import needs_plain_formula
+from setfold.kernels.modes import needs_plain_formula, vectorizes
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
@@ -167,6 +167,11 @@ def validate_whole_sets(
 
 
 def _check_kinds(elements: object, mask: object, index: object) -> None:
+    if not torch.compiler.is_compiling() and torch._C._is_tracing():
+        raise InputError(
+            "torch.jit.trace records the path of one input, which others must not take: use "
+            "torch.export.export, torch.onnx.export(..., dynamo=True) or torch.compile."
+        )
     check_kind("elements", elements)
     if mask is not None:
         check_kind("mask", mask)
@@ -207,6 +212,11 @@ def _check_ragged(
 ) -> Tensor:
     if mask is not None:
         raise InputError("pass a mask for dense elements or an index for ragged ones, not both.")
+    if vectorizes():
+        raise InputError(
+            "torch.vmap cannot split rows by an index, since lengths of sets are values: pad the "
+            "sets and pass a mask."
+        )
     rows = elements.dim() >= 2 if width is None else elements.shape[1:] == (width,)
     if not rows:
         raise InputError(

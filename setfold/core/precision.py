@@ -34,6 +34,11 @@ def _call(module: nn.Module, *inputs: Tensor) -> Tensor:
 
 def _call_in_single(module: nn.Module, *inputs: Tensor) -> Tensor:
     """Call a module with inputs and weights in float32; gradients flow on to the weights."""
-    named = chain(module.named_parameters(), module.named_buffers())
-    wide = {name: tensor.float() for name, tensor in named if tensor.dtype in NARROW}
-    return functional_call(module, wide, tuple(tensor.float() for tensor in inputs))
+    wide = {
+        f"{path}.{name}".lstrip("."): tensor.float()
+        for path, part in module.named_modules()  # each once, or functional_call would not undo it
+        for name, tensor in chain(part._parameters.items(), part._buffers.items())
+        if tensor is not None and tensor.dtype in NARROW
+    }
+    rows = tuple(tensor.float() for tensor in inputs)
+    return functional_call(module, wide, rows, tie_weights=False)

@@ -11,7 +11,7 @@ Across processes a digest of the copy takes its place.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from ctypes import c_char
 from itertools import chain
@@ -114,7 +114,7 @@ class _Watch:
     def __init__(self, owner: Module, modules: Sequence[Module]) -> None:
         self._owner = weakref.ref(owner)
         inner = _submodules(modules)
-        homes = [h for m in inner for h in (m._parameters, m._buffers, m._modules)]
+        homes = [h for m in inner for h in (_parameters(m), m._buffers, m._modules)]
         hooks = [h for m in inner for h in (m._forward_hooks, m._forward_pre_hooks)]
         has_hooks = any(hooks) or any("forward" in vars(m) for m in inner)
         self._homes = [*homes, *hooks] if owner in inner else [*homes, *hooks, owner._modules]
@@ -245,8 +245,14 @@ def kept_for(encoder: Module) -> Any:
 
 def first_tensor(modules: Iterable[Module]) -> Tensor | None:
     """The first floating-point weight: that of the module that sees the elements first."""
-    tensors = (t for m in modules for t in chain(m.parameters(), m.buffers()))
+    tensors = (t for m in modules for t in chain(m.parameters(), _of_replica(m), m.buffers()))
     return next((t for t in tensors if t.is_floating_point()), None)
+
+
+def _of_replica(module: Module) -> Iterator[Tensor]:
+    """What nn.DataParallel gives the copies of a module in place of parameters."""
+    for part in module.modules():
+        yield from getattr(part, "_former_parameters", {}).values()
 
 
 def can_be_kept(tensors: Iterable[Tensor]) -> bool:
@@ -256,6 +262,11 @@ def can_be_kept(tensors: Iterable[Tensor]) -> bool:
 
 def _is_wrapped(tensor: Tensor) -> bool:
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+
+
+def _parameters(module: Module) -> dict[str, Any]:
+    """The parameters of a module by name; those of a copy that nn.DataParallel made are tensors."""
+    return getattr(module, "_former_parameters", None) or module._parameters
 
 
 def _submodules(modules: Iterable[Module]) -> list[Module]:

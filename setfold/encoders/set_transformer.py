@@ -19,7 +19,7 @@ from setfold.core.passes import Layer, LayeredSetEncoder, apply_pool
 from setfold.core.precision import NARROW, caller_for
 from setfold.core.whole import WholeSetEncoder
 from setfold.encoders.attention_pool import SoftmaxPool
-from setfold.kernels.modes import widened
+from setfold.kernels.modes import differentiable_attention, widened
 from setfold.kernels.scores import Scores, folded_heads, projected_heads
 
 
@@ -76,7 +76,8 @@ class MAB(nn.Module):
             )
         )
         shown = None if mask is None else mask[:, None, None, :]
-        attended = scaled_dot_product_attention(query, key, value, attn_mask=shown)
+        with differentiable_attention():
+            attended = scaled_dot_product_attention(query, key, value, attn_mask=shown)
         return self.digest(queries, attended.transpose(1, 2).flatten(2))
 
     def digest(self, queries: Tensor, attended: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 def accumulator_dtype(device: torch.device) -> torch.dtype:
@@ -56,6 +57,21 @@ def needs_plain_formula() -> bool:
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._is_tracing()
     )
+
+
+def differentiable_attention() -> AbstractContextManager[object]:
+    """A context in which torch's attention can be differentiated forward; its kernels cannot."""
+    if torch.compiler.is_compiling() or forward_ad._current_level < 0:
+        return nullcontext()
+    return sdpa_kernel(SDPBackend.MATH)
+
+
+def vectorizes() -> bool:
+    """Whether torch.vmap is active, in which no shape may depend on a value."""
+    if torch.compiler.is_compiling() or not torch._C._are_functorch_transforms_active():
+        return False
+    stack = torch._C._functorch.get_interpreter_stack() or ()
+    return any(level.key() == torch._C._functorch.TransformType.Vmap for level in stack)
 
 
 def differentiate_again(

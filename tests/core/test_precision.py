@@ -183,14 +183,16 @@ def test_a_set_norm_of_huge_deviations(kind, scale, over):
 
 
 class Doubled(nn.Module):
-    """An activation with weights."""
+    """An activation with weights, which it uses twice and shares with another module."""
 
     def __init__(self):
         super().__init__()
-        self.weight = nn.Parameter(torch.full((1,), 2.0))
+        self.one = self.again = nn.PReLU(init=2.0)
+        self.tied = nn.PReLU()
+        self.tied.weight = self.one.weight
 
     def forward(self, values):
-        return values * self.weight
+        return self.tied(-self.again(-self.one(values)) / 2)
 
 
 def test_levels_of_large_sums_meet_in_single_precision(dtype):
@@ -205,5 +207,7 @@ def test_levels_of_large_sums_meet_in_single_precision(dtype):
     assert seen == [torch.float32]
     assert error(found, wide(elements.double())) < 4
     found.sum().backward()
-    assert encoder.activation.weight.grad.dtype == dtype
-    assert encoder.activation.weight.dtype == dtype
+    weight = encoder.activation.one.weight
+    assert weight is encoder.activation.again.weight is encoder.activation.tied.weight
+    assert weight.dtype == weight.grad.dtype == dtype
+    assert isinstance(weight, nn.Parameter)
