@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cache, reduce
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,6 +24,11 @@ SHORTCUTS = {  # methods that must give what others give, and those others
     "absorb_for_gradients": ("absorb",),
     "absorb_small": ("fields", "prepare", "_scores", "featurize", "absorb"),
     "encode_small": ("fields", "prepare", "_scores", "featurize", "absorb", "finish"),
+}
+VALID = "_valid_shortcuts"  # the attribute in which an encoder keeps them
+PRIMITIVES = {  # methods that an instance may replace, too
+    *(other for others in SHORTCUTS.values() for other in others),
+    *("draw_frame", "shaping_modules", "weigh"),
 }
 Groups = Iterator[Group]
 Arrivals = Iterator[tuple[Tensor, Statistics]]  # indices of some sets, and their new statistics
@@ -208,9 +213,14 @@ def _ragged(
 def takes_shortcut(encoder: StreamingSetEncoder, name: str) -> bool:
     """Whether a shortcut still does what the encoder does.
 
-    It does not if a subclass of the class that defines it overrides what it replaces.
+    It does not if a subclass of the class that defines it, or the encoder itself, overrides what
+    it replaces.
     """
-    return _is_valid(type(encoder), name)
+    valid: frozenset[str] | None = vars(encoder).get(VALID)
+    if valid is None:
+        valid = frozenset(shortcut for shortcut in SHORTCUTS if _is_valid(encoder, shortcut))
+        vars(encoder)[VALID] = valid
+    return name in valid
 
 
 def absorb_for_gradients(
@@ -231,11 +241,12 @@ def absorb_groups(
     return None
 
 
-@cache
-def _is_valid(kind: type, name: str) -> bool:
+def _is_valid(encoder: StreamingSetEncoder, name: str) -> bool:
+    kind = type(encoder)
     author = next(base for base in kind.__mro__ if name in vars(base))
     return all(
-        getattr(kind, other, None) is getattr(author, other, None) for other in SHORTCUTS[name]
+        getattr(kind, other, None) is getattr(author, other, None) and other not in vars(encoder)
+        for other in SHORTCUTS[name]
     )
 
 

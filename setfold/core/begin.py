@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from setfold.core.absorb import shows_non_finite, takes_shortcut
+from setfold.core.absorb import PRIMITIVES, shows_non_finite, takes_shortcut
 from setfold.core.arguments import (
     check_batch_size,
     check_generator,
@@ -21,9 +21,9 @@ from setfold.core.arguments import (
 from setfold.core.inputs import owned
 from setfold.core.state import SetState
 from setfold.core.statistic import Fields, is_finite, join
-from setfold.core.weights import Weights, can_be_kept, kept_for, weights_of
+from setfold.core.weights import Weights, can_be_kept, kept_for, known_weights_of, weights_of
 from setfold.errors import InputError, StateMismatchError
-from setfold.kernels.modes import needs_plain_formula
+from setfold.kernels.modes import needs_plain_formula, transforms
 
 if TYPE_CHECKING:
     from setfold.core.encoder import StreamingSetEncoder
@@ -99,6 +99,8 @@ def current_weights_of(encoder: StreamingSetEncoder) -> Weights:
     """The weights that shape the states which the encoder creates now."""
     if torch.compiler.is_compiling():
         return Weights.unknown()
+    if transforms():  # which cannot read weights
+        return known_weights_of(encoder) or Weights.unknown()
     return weights_of(encoder, encoder.shaping_modules())
 
 
@@ -113,7 +115,7 @@ def recognize(encoder: StreamingSetEncoder, state: SetState) -> SetState:
     if not isinstance(state, SetState):
         raise StateMismatchError(f"expected a state; got {type(state).__name__}.")
     state = state.trackable()
-    if state.weights.are_of(encoder):
+    if state.weights.are_of(encoder) or (transforms() and state.weights.is_unknown):
         return state
     mine = current_weights_of(encoder)
     frame = state.frame
@@ -211,10 +213,11 @@ def may_keep(encoder: StreamingSetEncoder) -> bool:
     """Whether what is derived from the weights may be used again.
 
     With a graph, each call must derive its own. All weights of the encoder must shape its states,
-    because only those are compared. And it must be one of setfold's, which derive nothing from
-    other attributes.
+    because only those are compared. And it must be one of setfold's, with the methods of its class,
+    which derive nothing from other attributes.
     """
     if torch.is_grad_enabled() or needs_plain_formula():
         return False
     own = type(encoder).__module__.startswith("setfold.")
+    own = own and vars(encoder).keys().isdisjoint(PRIMITIVES)
     return own and encoder.shaping_modules() == (encoder,)

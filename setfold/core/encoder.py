@@ -32,6 +32,9 @@ import torch
 from torch import Tensor, nn
 
 from setfold.core.absorb import (
+    PRIMITIVES,
+    PROBED,
+    VALID,
     Arrivals,
     Groups,
     absorb_into,
@@ -49,12 +52,11 @@ from setfold.core.begin import (
     update_small,
 )
 from setfold.core.inputs import Chunk, validate_whole_sets
-from setfold.core.readout import Count
+from setfold.core.readout import Count, unshared
 from setfold.core.state import SetState
 from setfold.core.statistic import Fields, Statistics, clear, identity, join, remove
 from setfold.core.weights import WATCH, Weights, first_tensor
 from setfold.errors import InputError
-from setfold.kernels.modes import needs_plain_formula
 
 
 class SetEncoder(nn.Module, ABC):
@@ -73,7 +75,7 @@ class SetEncoder(nn.Module, ABC):
         """Encode whole sets: elements (B, n, d), mask (B, n) True where present."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != WATCH}
+        return {name: value for name, value in vars(self).items() if name not in (WATCH, VALID)}
 
 
 class StreamingSetEncoder(SetEncoder):
@@ -92,6 +94,21 @@ class StreamingSetEncoder(SetEncoder):
     slot_axis: int | None = None
     slots_cancel: bool = False
     batched_slots: bool = False
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name in PRIMITIVES:
+            self._forget()
+
+    def __delattr__(self, name: str) -> None:
+        super().__delattr__(name)
+        if name in PRIMITIVES:
+            self._forget()
+
+    def _forget(self) -> None:
+        """Forget what was derived from primitives that this instance has replaced."""
+        for kept in (WATCH, VALID, PROBED):
+            vars(self).pop(kept, None)
 
     # ---- primitives --------------------------------------------------------------------------
 
@@ -199,7 +216,8 @@ class StreamingSetEncoder(SetEncoder):
     @property
     def has_features(self) -> bool:
         """Whether `featurize` does anything."""
-        return type(self).featurize is not StreamingSetEncoder.featurize
+        base = type(self).featurize is StreamingSetEncoder.featurize
+        return not base or "featurize" in vars(self)
 
     @property
     def first_weight(self) -> Tensor | None:
@@ -313,7 +331,7 @@ class StreamingSetEncoder(SetEncoder):
         """The encoding (B, ...) of what the state has seen. It can be called any number of times."""
         state = recognize(self, state)
         encoding = self.finish(state.statistics, state.count, self.prepared_for(state))
-        return encoding.clone() if _shares_memory(encoding, state.statistics) else encoding
+        return unshared(encoding, state.statistics)
 
     def weights(self, state: SetState, elements: Tensor) -> Tensor:
         """The weight of each element in each vector of the readout: (B, n, K).
@@ -415,12 +433,3 @@ class StreamingSetEncoder(SetEncoder):
             prepared = self.prepared_for(state)
         statistics = absorb_into(self, state, chunk, prepared, combine)
         return state.with_statistics(statistics, combine_counts(state.count, chunk.count(sets)))
-
-
-def _shares_memory(encoding: Tensor, statistics: Statistics) -> bool:
-    """Whether writing to the encoding would change the state."""
-    if needs_plain_formula() or encoding.is_meta:
-        return False
-    address = encoding.untyped_storage().data_ptr()
-    parts = (part for parts in statistics.values() for part in parts)
-    return any(part.untyped_storage().data_ptr() == address for part in parts)

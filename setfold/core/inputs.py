@@ -9,6 +9,7 @@ from torch import Tensor
 
 from setfold.core.arguments import check_batch_size, check_kind
 from setfold.core.readout import Count
+from setfold.core.statistic import spread
 from setfold.errors import InputError, NonFiniteError
 from setfold.kernels.modes import needs_plain_formula, vectorizes
 
@@ -91,8 +92,6 @@ class Chunk:
             fits = len(shape) == 3 and shape[2] == width and (sets is None or shape[0] == sets)
             if fits and elements.device == device and elements.dtype == dtype:
                 return self
-        if dtype is None or elements.dtype != dtype:
-            _check_dtype(elements, dtype)
         if index is not None:
             index = _check_ragged(elements, mask, index, sets or 0, width)
         else:
@@ -102,13 +101,15 @@ class Chunk:
                 raise InputError(_shape_message(elements, sets, width))
             if mask is not None:
                 _check_mask(elements, mask)
-                hidden = ~mask.reshape(*shape[:2], *(1,) * (len(shape) - 2))
-                elements = elements.masked_fill(hidden, 0)  # padding may hold anything, even NaN
         if device is not None and elements.device != device:
             raise InputError(
                 f"elements are on {elements.device}, the encoder or state on {device}: move one of "
                 "them with .to(...)."
             )
+        if dtype is None or elements.dtype != dtype:
+            _check_dtype(elements, dtype)
+        if mask is not None:  # padding may hold anything, even NaN
+            elements = elements.masked_fill(~spread(mask, elements), 0)
         return Chunk(elements, mask, index)
 
     def check_finite(self) -> None:

@@ -23,8 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from setfold.core.statistic import Max, Min, Reduction, Sum, spread
+from setfold.core.statistic import Max, Min, Reduction, Statistics, Sum, spread
 from setfold.errors import InputError
+from setfold.kernels.modes import needs_plain_formula
 
 Count = Tensor | int  # elements of each set (B,), or one positive number for all sets
 FIELDS: dict[str, Reduction] = {"sum": Sum(), "max": Max(), "min": Min()}
@@ -157,3 +158,13 @@ def read(
         for a in aggregates
     ]
     return readouts[0] if len(readouts) == 1 else torch.cat(readouts, -1)
+
+
+def unshared(encoding: Tensor, statistics: Statistics) -> Tensor:
+    """The encoding, copied if writing to it would change the state."""
+    if needs_plain_formula() or encoding.is_meta:
+        return encoding
+    address = encoding.untyped_storage().data_ptr()
+    parts = (part for parts in statistics.values() for part in parts)
+    shared = any(part.untyped_storage().data_ptr() == address for part in parts)
+    return encoding.clone() if shared else encoding

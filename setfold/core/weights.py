@@ -73,8 +73,12 @@ class Weights:
 
     @classmethod
     def unknown(cls) -> Weights:
-        """The weights of a state that was made inside torch.compile, which cannot read them."""
+        """The weights of a state that was made where they cannot be read, as in torch.compile."""
         return cls.from_digest(UNKNOWN)
+
+    @property
+    def is_unknown(self) -> bool:
+        return self._digest == UNKNOWN
 
     def are_of(self, encoder: Module) -> bool:
         """Whether this very encoder has these weights now."""
@@ -84,11 +88,7 @@ class Weights:
     @property
     def digest(self) -> str:
         """The digest of the weights: equal weights have equal digests in every process."""
-        if self._digest == UNKNOWN:
-            raise StateMismatchError(
-                "a state that was made inside torch.compile does not know its weights: create "
-                "states outside, and compile the encoder's forward."
-            )
+        self._check_known()
         if self._digest is None:
             values = (kept.values for kept in self.copies)
             self._digest = digest_of(dict(zip(self._names, values, strict=True)), self._structure)
@@ -96,7 +96,18 @@ class Weights:
 
     def match(self, other: Weights) -> bool:
         """Whether both are the same weights."""
-        return self is other or self.digest == other.digest
+        if self is other:
+            return True
+        other._check_known()
+        return self.digest == other.digest
+
+    def _check_known(self) -> None:
+        if self.is_unknown:
+            raise StateMismatchError(
+                "a state that was made inside torch.compile or a transform of torch.func does not "
+                "know its weights: create states outside, or compile and transform the encoder's "
+                "forward."
+            )
 
     def __reduce__(self) -> tuple[object, ...]:
         return Weights.from_digest, (self.digest,)
@@ -233,6 +244,12 @@ def weights_of(encoder: Module, modules: Sequence[Module]) -> Weights:
         if can_be_kept(kept.values for kept in watch.weights.copies):
             vars(encoder)[WATCH] = watch
     return watch.weights
+
+
+def known_weights_of(encoder: Module) -> Weights | None:
+    """The weights of an encoder, if they were copied before and have not changed."""
+    watch: _Watch | None = vars(encoder).get(WATCH)
+    return watch.weights if watch is not None and watch.is_current(encoder) else None
 
 
 def kept_for(encoder: Module) -> Any:

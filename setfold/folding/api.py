@@ -25,6 +25,7 @@ from setfold.folding.merge import agree, all_merge
 from setfold.folding.messages import rank_and_size, report_failure
 from setfold.folding.replay import Begin, Begun, replayable_fold, update
 from setfold.folding.source import Chunks, Source, Tiles, fresh_seed, seeded
+from setfold.kernels.modes import transforms
 
 EXACT, UNBIASED, SUBSET, AUTOGRAD = GRADIENTS = ("exact", "unbiased", "subset", "autograd")
 Pass = Callable[[Begin, Source], Begun]
@@ -159,10 +160,17 @@ def _begun(encoder: Foldable, found: tuple[Tensor, ...], sets: int | None) -> Be
 def _pass(way: str, source: Source, samples: int) -> Pass:
     """The function that makes one pass over the chunks."""
     if way == UNBIASED:
-        return partial(replayable_fold, samples=samples)
-    if way == EXACT and source.repeatable and not source.holds_one:  # one chunk may keep its graph
-        return replayable_fold
-    return _plain_fold
+        replayed: Pass = partial(replayable_fold, samples=samples)
+    elif way == EXACT and source.repeatable and not source.holds_one:  # one may keep its graph
+        replayed = replayable_fold
+    else:
+        return _plain_fold
+    if transforms():
+        raise InputError(
+            f"torch.func and forward-mode AD cannot read chunks again, as gradient={way!r} does: "
+            'use gradient="autograd", which keeps the graph.'
+        )
+    return replayed
 
 
 def _plain_fold(begin: Begin, source: Source) -> Begun:

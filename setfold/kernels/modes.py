@@ -52,11 +52,15 @@ def needs_plain_formula() -> bool:
     """
     return (
         torch.compiler.is_compiling()
-        or torch._C._are_functorch_transforms_active()
-        or forward_ad._current_level >= 0
+        or transforms()
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._is_tracing()
     )
+
+
+def transforms() -> bool:
+    """Whether a transform of torch.func or forward-mode AD is active."""
+    return bool(torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0)
 
 
 def differentiable_attention() -> AbstractContextManager[object]:
