@@ -23,6 +23,7 @@ from setfold.laws.survey import compare
 
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5}
 SIZES = ((1, 1), (1, 2), (1, 3), (2, 4), (1, 7), (3, 11), (2, 40))  # (B, n), smallest first
+SCALES = (1.0, 0.01, 10.0)  # sizes of the elements, in turn
 
 
 def check(
@@ -194,10 +195,12 @@ def cases(
     once: bool = False,
     device: torch.device | None = None,
 ) -> Iterator[Case]:
-    """Random cases, from one element to several dozen."""
+    """Random cases, from one element to several dozen, of several sizes; some elements are equal."""
     draw = torch.Generator().manual_seed(seed)
-    for batch, length in SIZES[-2:-1] if once else SIZES:
+    for number, (batch, length) in enumerate(SIZES[-2:-1] if once else SIZES):
         elements = torch.randn(batch, length, dim_in, generator=draw, dtype=torch.float64)
+        elements *= SCALES[number % len(SCALES)]
+        elements[:, 2::3] = elements[:, :1]  # ties, within chunks and between them
         lengths = _random_lengths(length, draw)
         yield Case(
             elements=elements.to(dtype).to(device),
