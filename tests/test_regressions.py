@@ -70,10 +70,13 @@ def test_a_mask_that_is_overwritten_before_the_backward_pass_is_noticed():
         loss.backward()
 
 
-def test_small_chunks_that_overflow_are_noticed():
-    encoder = make(similarity="cosine").float()
-    with torch.no_grad(), pytest.raises(setfold.NonFiniteError):
-        encoder.readout(encoder.update(encoder.initial_state(), 1e25 * draw(1, 5, 3).float()))
+@pytest.mark.parametrize("similarity", ["dot", "cosine"])
+def test_small_chunks_that_overflow_are_noticed(similarity):
+    encoder = make(similarity=similarity).float()
+    with torch.no_grad():
+        encoder.to_key.weight.mul_(1e15)
+        with pytest.raises(setfold.NonFiniteError):
+            encoder.readout(encoder.update(encoder.initial_state(), 1e25 * draw(1, 5, 3).float()))
 
 
 class Squares(setfold.SlotSetEncoder):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cache, reduce
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,6 +24,11 @@ SHORTCUTS = {  # methods that must give what others give, and those others
     "absorb_for_gradients": ("absorb",),
     "absorb_small": ("fields", "prepare", "_scores", "featurize", "absorb"),
     "encode_small": ("fields", "prepare", "_scores", "featurize", "absorb", "finish"),
+}
+VALID = "_valid_shortcuts"  # the attribute in which an encoder keeps them
+PRIMITIVES = {  # methods that an instance may replace, too
+    *(other for others in SHORTCUTS.values() for other in others),
+    *("draw_frame", "shaping_modules", "weigh"),
 }
 Groups = Iterator[Group]
 Arrivals = Iterator[tuple[Tensor, Statistics]]  # indices of some sets, and their new statistics
@@ -191,7 +196,7 @@ def _ragged(
         elements = torch.cat([encoder.featurize(p, None, ()) for p in pieces], 1).squeeze(0)
     groups = group_by_length(chunk.index, state.batch_size)
     plain = elements.device.type == "cpu" and elements.dtype in (torch.float32, torch.float64)
-    if plain and not (context or torch.is_grad_enabled() or torch.compiler.is_compiling()):
+    if plain and not (context or torch.is_grad_enabled() or needs_plain_formula()):
         at_once = absorb_groups(encoder, elements, groups, prepared)
         if at_once is not None:
             yield from at_once
@@ -208,9 +213,14 @@ def _ragged(
 def takes_shortcut(encoder: StreamingSetEncoder, name: str) -> bool:
     """Whether a shortcut still does what the encoder does.
 
-    It does not if a subclass of the class that defines it overrides what it replaces.
+    It does not if a subclass of the class that defines it, or the encoder itself, overrides what
+    it replaces.
     """
-    return _is_valid(type(encoder), name)
+    valid: frozenset[str] | None = vars(encoder).get(VALID)
+    if valid is None:
+        valid = frozenset(shortcut for shortcut in SHORTCUTS if _is_valid(encoder, shortcut))
+        vars(encoder)[VALID] = valid
+    return name in valid
 
 
 def absorb_for_gradients(
@@ -231,11 +241,12 @@ def absorb_groups(
     return None
 
 
-@cache
-def _is_valid(kind: type, name: str) -> bool:
+def _is_valid(encoder: StreamingSetEncoder, name: str) -> bool:
+    kind = type(encoder)
     author = next(base for base in kind.__mro__ if name in vars(base))
     return all(
-        getattr(kind, other, None) is getattr(author, other, None) for other in SHORTCUTS[name]
+        getattr(kind, other, None) is getattr(author, other, None) and other not in vars(encoder)
+        for other in SHORTCUTS[name]
     )
 
 
@@ -246,6 +257,23 @@ def check_result(fields: Fields, statistics: Statistics) -> None:
     """Raise NonFiniteError if statistics are not finite."""
     if not needs_plain_formula() and not next(iter(statistics.values()))[0].is_meta:
         check_finite(fields, statistics)
+
+
+def check_logits(peak: Tensor, mask: Tensor | None) -> None:
+    """Raise NonFiniteError if a set with elements has no finite logit; it would appear empty.
+
+    Args:
+        peak: (B, Q), the largest logits.
+        mask: (B, n), True where an element is present, or None.
+    """
+    if needs_plain_formula() or peak.is_meta:
+        return
+    lost = (peak == -torch.inf).any(1)
+    if bool((lost if mask is None else lost & mask.any(1)).any()):
+        raise NonFiniteError(
+            "the elements are finite, but their logits are not: the elements are too large. Scale "
+            "the elements down. The state is unchanged."
+        )
 
 
 def check_elements(encoder: StreamingSetEncoder, chunk: Chunk, frame: tuple[Tensor, ...]) -> None:

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from setfold.core.absorb import shows_non_finite, takes_shortcut
+from setfold.core.absorb import PRIMITIVES, shows_non_finite, takes_shortcut
+from setfold.core.arguments import (
+    check_batch_size,
+    check_generator,
+    check_kind,
+    check_sizes,
+    validate_slots,
+)
+from setfold.core.inputs import owned
 from setfold.core.state import SetState
 from setfold.core.statistic import Fields, is_finite, join
-from setfold.core.weights import Weights, can_be_kept, kept_for, weights_of
-from setfold.errors import StateMismatchError
-from setfold.kernels.modes import needs_plain_formula
+from setfold.core.weights import Weights, can_be_kept, kept_for, known_weights_of, weights_of
+from setfold.errors import InputError, StateMismatchError
+from setfold.kernels.modes import needs_plain_formula, transforms
 
 if TYPE_CHECKING:
     from setfold.core.encoder import StreamingSetEncoder
 
 FEW = 512  # elements of a set for which calls take longer than arithmetic
+PLAIN = (Tensor, nn.Parameter)  # subclasses may do anything
 SMALL_DTYPES = (torch.float32, torch.float64)  # others overflow or need more care
 
 
@@ -54,6 +64,32 @@ def setup_of(encoder: StreamingSetEncoder) -> Setup:
     return kept
 
 
+def begin(
+    encoder: StreamingSetEncoder,
+    batch_size: int,
+    num_slots: int | None,
+    generator: torch.Generator | None,
+    slots: Tensor | Sequence[Tensor] | None,
+) -> tuple[tuple[Tensor, ...], Fields, Any]:
+    """The slots of a new state, its fields, and what was derived from the slots, if it was kept.
+
+    The arguments are those of `initial_state`, not validated yet.
+    """
+    check_batch_size(batch_size)
+    check_generator(generator)
+    if num_slots is not None:
+        check_sizes(num_slots=num_slots)
+    if slots is None and num_slots is None and generator is None and may_keep(encoder):
+        return setup_of(encoder)[:3]
+    if slots is None:
+        frame = encoder.draw_frame(num_slots, generator)
+    elif num_slots is not None or generator is not None:
+        raise InputError("pass slots, or num_slots and generator to draw them, not both.")
+    else:
+        frame = validate_slots(slots, encoder.slot_dims, batch_size, encoder.first_weight)
+    return frame, encoder.fields(frame), None
+
+
 def _new_setup(encoder: StreamingSetEncoder) -> Setup:
     frame = encoder.draw_frame(None, None)
     return Setup(frame, encoder.fields(frame), encoder.prepare(frame), encoder.first_weight)
@@ -63,6 +99,8 @@ def current_weights_of(encoder: StreamingSetEncoder) -> Weights:
     """The weights that shape the states which the encoder creates now."""
     if torch.compiler.is_compiling():
         return Weights.unknown()
+    if transforms():  # which cannot read weights
+        return known_weights_of(encoder) or Weights.unknown()
     return weights_of(encoder, encoder.shaping_modules())
 
 
@@ -77,7 +115,7 @@ def recognize(encoder: StreamingSetEncoder, state: SetState) -> SetState:
     if not isinstance(state, SetState):
         raise StateMismatchError(f"expected a state; got {type(state).__name__}.")
     state = state.trackable()
-    if state.weights.are_of(encoder):
+    if state.weights.are_of(encoder) or (transforms() and state.weights.is_unknown):
         return state
     mine = current_weights_of(encoder)
     frame = state.frame
@@ -117,22 +155,26 @@ def encode_small(encoder: StreamingSetEncoder, elements: Any, setup: Setup | Non
         elements: (1, n, d), not validated yet.
         setup: of the fold; None with a graph.
     """
-    if not isinstance(elements, Tensor) or elements.dtype not in SMALL_DTYPES:
+    if type(elements) not in PLAIN or elements.dtype not in SMALL_DTYPES or needs_plain_formula():
         return None
-    if elements.is_meta or needs_plain_formula():
+    try:
+        shape = elements.shape
+        small = len(shape) == 3 and shape[0] == 1 and 0 < shape[1] <= FEW
+        if not small or shape[2] != encoder.dim_in or not takes_shortcut(encoder, "encode_small"):
+            return None
+        prepared, weight = (None, encoder.first_weight) if setup is None else setup[2:]
+        if weight is None or elements.dtype != weight.dtype or elements.device != weight.device:
+            return None
+        if setup is None:
+            check_kind("elements", elements)
+            elements = owned(elements)
+        encoding = encoder.encode_small(elements[0], prepared)
+        if encoding is None:
+            return None
+        shown = encoding.detach() if encoding.requires_grad else encoding
+        return encoding if math.isfinite(shown.sum().item()) else None
+    except RuntimeError:  # a sparse, nested or meta tensor
         return None
-    shape = elements.shape
-    small = len(shape) == 3 and shape[0] == 1 and 0 < shape[1] <= FEW
-    if not small or shape[2] != encoder.dim_in or not takes_shortcut(encoder, "encode_small"):
-        return None
-    prepared, weight = (None, encoder.first_weight) if setup is None else setup[2:]
-    if weight is None or elements.dtype != weight.dtype or elements.device != weight.device:
-        return None
-    encoding = encoder.encode_small(elements[0], prepared)
-    if encoding is None:
-        return None
-    shown = encoding.detach() if encoding.requires_grad else encoding
-    return encoding if math.isfinite(shown.sum().item()) else None
 
 
 def update_small(encoder: StreamingSetEncoder, state: Any, elements: Any) -> SetState | None:
@@ -145,24 +187,27 @@ def update_small(encoder: StreamingSetEncoder, state: Any, elements: Any) -> Set
     """
     if torch.is_grad_enabled() or needs_plain_formula():
         return None
-    if not (isinstance(state, SetState) and isinstance(elements, Tensor)):
+    if type(elements) not in PLAIN or not isinstance(state, SetState):
         return None
-    count, prepared, weights, shape = state.count, state.prepared, state.weights, elements.shape
-    if prepared is None or state.context or len(shape) != 3 or shape[0] != 1 or len(count) != 1:
+    try:
+        count, prepared, weights, shape = state.count, state.prepared, state.weights, elements.shape
+        if prepared is None or state.context or len(shape) != 3 or shape[0] != 1 or len(count) != 1:
+            return None
+        if not 0 < shape[1] <= FEW or shape[2] != encoder.dim_in or elements.dtype != weights.dtype:
+            return None
+        if elements.device != count.device or not takes_shortcut(encoder, "absorb_small"):
+            return None
+        if not (weights.are_of(encoder) and shows_non_finite(encoder, state.frame)):
+            return None
+        found = encoder.absorb_small(elements.squeeze(0), prepared)
+        if found is None:
+            return None
+        statistics = join(state.fields, state.statistics, found)
+        if not is_finite(statistics):
+            return None
+        return state.with_statistics(statistics, count + _number(shape[1], count.device))
+    except RuntimeError:  # a sparse, nested or meta tensor
         return None
-    if not 0 < shape[1] <= FEW or shape[2] != encoder.dim_in or elements.dtype != weights.dtype:
-        return None
-    if elements.device != count.device or not takes_shortcut(encoder, "absorb_small"):
-        return None
-    if not (weights.are_of(encoder) and shows_non_finite(encoder, state.frame)):
-        return None
-    found = encoder.absorb_small(elements.squeeze(0), prepared)
-    if found is None:
-        return None
-    statistics = join(state.fields, state.statistics, found)
-    if not is_finite(statistics):
-        return None
-    return state.with_statistics(statistics, count + _number(shape[1], count.device))
 
 
 @cache
@@ -176,10 +221,11 @@ def may_keep(encoder: StreamingSetEncoder) -> bool:
     """Whether what is derived from the weights may be used again.
 
     With a graph, each call must derive its own. All weights of the encoder must shape its states,
-    because only those are compared. And it must be one of setfold's, which derive nothing from
-    other attributes.
+    because only those are compared. And it must be one of setfold's, with the methods of its class,
+    which derive nothing from other attributes.
     """
     if torch.is_grad_enabled() or needs_plain_formula():
         return False
     own = type(encoder).__module__.startswith("setfold.")
+    own = own and vars(encoder).keys().isdisjoint(PRIMITIVES)
     return own and encoder.shaping_modules() == (encoder,)

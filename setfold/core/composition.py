@@ -9,11 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from setfold.core.absorb import Arrivals, Groups, absorb_for_gradients, absorb_groups
+from setfold.core.arguments import check_choice, check_modules
 from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.readout import Count
 from setfold.core.state import SetState
 from setfold.core.statistic import Fields, Statistics
 from setfold.errors import CancelledAttentionWarning, InputError
+from setfold.kernels.modes import needs_plain_formula
 
 
 class Composition(StreamingSetEncoder):
@@ -48,6 +50,7 @@ class Composition(StreamingSetEncoder):
                 f"encoder must be a streaming set encoder; got {type(encoder).__name__}. The order "
                 "is Composition(encoder, features, head)."
             )
+        check_modules(features=features, head=head)
         self.features = features
         self.encoder = encoder
         self.head = head
@@ -134,8 +137,7 @@ class SlotPool(nn.Module):
 
     def __init__(self, reduce: str = "mean") -> None:
         super().__init__()
-        if reduce not in ("mean", "sum"):
-            raise InputError(f"reduce must be 'mean' or 'sum'; got {reduce!r}.")
+        check_choice(("mean", "sum"), reduce=reduce)
         self.reduce = reduce
 
     def forward(self, encoding: Tensor) -> Tensor:
@@ -157,7 +159,7 @@ def apply_features(
         if context:
             return features(elements, *context)
         return features(elements.flatten(0, 1)).unflatten(0, elements.shape[:2])
-    if not context and not torch.compiler.is_compiling():
+    if not context and not needs_plain_formula():
         # the output for padding could be NaN, so features are applied to present elements only
         values = features(elements[mask])
         return values.new_zeros(*mask.shape, *values.shape[1:]).index_put((mask,), values)

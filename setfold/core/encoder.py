@@ -32,13 +32,18 @@ import torch
 from torch import Tensor, nn
 
 from setfold.core.absorb import (
+    PRIMITIVES,
+    PROBED,
+    VALID,
     Arrivals,
     Groups,
     absorb_into,
     absorb_whole,
     check_elements,
 )
+from setfold.core.arguments import validate_context
 from setfold.core.begin import (
+    begin,
     current_weights_of,
     encode_small,
     may_keep,
@@ -46,13 +51,12 @@ from setfold.core.begin import (
     setup_of,
     update_small,
 )
-from setfold.core.inputs import Chunk, validate_context, validate_slots, validate_whole_sets
-from setfold.core.readout import Count
+from setfold.core.inputs import Chunk, validate_whole_sets
+from setfold.core.readout import Count, unshared
 from setfold.core.state import SetState
 from setfold.core.statistic import Fields, Statistics, clear, identity, join, remove
 from setfold.core.weights import WATCH, Weights, first_tensor
 from setfold.errors import InputError
-from setfold.kernels.modes import needs_plain_formula
 
 
 class SetEncoder(nn.Module, ABC):
@@ -71,7 +75,7 @@ class SetEncoder(nn.Module, ABC):
         """Encode whole sets: elements (B, n, d), mask (B, n) True where present."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != WATCH}
+        return {name: value for name, value in vars(self).items() if name not in (WATCH, VALID)}
 
 
 class StreamingSetEncoder(SetEncoder):
@@ -90,6 +94,21 @@ class StreamingSetEncoder(SetEncoder):
     slot_axis: int | None = None
     slots_cancel: bool = False
     batched_slots: bool = False
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name in PRIMITIVES:
+            self._forget()
+
+    def __delattr__(self, name: str) -> None:
+        super().__delattr__(name)
+        if name in PRIMITIVES:
+            self._forget()
+
+    def _forget(self) -> None:
+        """Forget what was derived from primitives that this instance has replaced."""
+        for kept in (WATCH, VALID, PROBED):
+            vars(self).pop(kept, None)
 
     # ---- primitives --------------------------------------------------------------------------
 
@@ -197,7 +216,8 @@ class StreamingSetEncoder(SetEncoder):
     @property
     def has_features(self) -> bool:
         """Whether `featurize` does anything."""
-        return type(self).featurize is not StreamingSetEncoder.featurize
+        base = type(self).featurize is StreamingSetEncoder.featurize
+        return not base or "featurize" in vars(self)
 
     @property
     def first_weight(self) -> Tensor | None:
@@ -241,23 +261,7 @@ class StreamingSetEncoder(SetEncoder):
             context: (B, ...), the readout of an earlier pass, for features that use it; or the
                 readouts of several passes.
         """
-        if not isinstance(batch_size, int | torch.SymInt) or batch_size < 0:
-            raise InputError(f"batch_size must be an integer of at least 0; got {batch_size!r}.")
-        if not isinstance(generator, torch.Generator | None):
-            raise InputError(
-                "generator must be a torch.Generator, such as torch.Generator().manual_seed(0); "
-                f"got {generator!r}."
-            )
-        if slots is not None:
-            if num_slots is not None or generator is not None:
-                raise InputError("pass slots, or num_slots and generator to draw them, not both.")
-            frame = validate_slots(slots, self.slot_dims, batch_size, self.first_weight)
-            fields, prepared = self.fields(frame), None
-        elif num_slots is not None or generator is not None or not may_keep(self):
-            frame = self.draw_frame(num_slots, generator)
-            fields, prepared = self.fields(frame), None
-        else:
-            frame, fields, prepared, _ = setup_of(self)
+        frame, fields, prepared = begin(self, batch_size, num_slots, generator, slots)
         device = self.device
         return SetState(
             fields,
@@ -327,7 +331,7 @@ class StreamingSetEncoder(SetEncoder):
         """The encoding (B, ...) of what the state has seen. It can be called any number of times."""
         state = recognize(self, state)
         encoding = self.finish(state.statistics, state.count, self.prepared_for(state))
-        return encoding.clone() if _shares_memory(encoding, state.statistics) else encoding
+        return unshared(encoding, state.statistics)
 
     def weights(self, state: SetState, elements: Tensor) -> Tensor:
         """The weight of each element in each vector of the readout: (B, n, K).
@@ -367,12 +371,13 @@ class StreamingSetEncoder(SetEncoder):
             elements: (B, n, d), or ragged (N, d) with an index.
             mask: (B, n), True where an element is present.
             index: (N,), the set of each row; needs batch_size.
-            batch_size: the number of sets of a ragged batch.
+            batch_size: the number of sets; needed for a ragged batch only.
             context: (B, ...), the readout of an earlier pass, or of several.
         """
         compiling = torch.compiler.is_compiling()
         setup = None if compiling or torch.is_grad_enabled() else setup_of(self)
-        if mask is None and index is None and context is None and not compiling:
+        plain = mask is None and index is None and batch_size is None and context is None
+        if plain and not compiling:
             encoding = encode_small(self, elements, setup)
             if encoding is not None:
                 return encoding
@@ -419,7 +424,7 @@ class StreamingSetEncoder(SetEncoder):
         """The state joined with one chunk, or with it removed."""
         state = recognize(self, state)
         sets = state.batch_size
-        chunk = chunk.validate(sets, self.dim_in, state.device, state.weights.dtype)
+        chunk = chunk.validate(sets, self.dim_in, state.device, state.weights.dtype).owned()
         if chunk.is_empty():
             return state
         check_elements(self, chunk, state.frame)
@@ -428,12 +433,3 @@ class StreamingSetEncoder(SetEncoder):
             prepared = self.prepared_for(state)
         statistics = absorb_into(self, state, chunk, prepared, combine)
         return state.with_statistics(statistics, combine_counts(state.count, chunk.count(sets)))
-
-
-def _shares_memory(encoding: Tensor, statistics: Statistics) -> bool:
-    """Whether writing to the encoding would change the state."""
-    if needs_plain_formula() or encoding.is_meta:
-        return False
-    address = encoding.untyped_storage().data_ptr()
-    parts = (part for parts in statistics.values() for part in parts)
-    return any(part.untyped_storage().data_ptr() == address for part in parts)

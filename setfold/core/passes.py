@@ -20,6 +20,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from setfold.core.arguments import check_modules
 from setfold.core.composition import Composition, apply_features
 from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.state import SetState
@@ -80,6 +81,10 @@ class Layer(nn.Module):
                 f"pool must be a streaming set encoder; got {type(pool).__name__}. The order is "
                 "Layer(pool, look)."
             )
+        if not isinstance(look, nn.Module):
+            raise InputError(
+                f"look must be a torch.nn.Module, called as look(elements, summary); got {look!r}."
+            )
         self.pool = pool
         self.look = look
 
@@ -128,6 +133,8 @@ class LayeredSetEncoder(MultiPassSetEncoder):
         head: nn.Module | None = None,
     ) -> None:
         super().__init__()
+        if not isinstance(layers, Sequence | nn.ModuleList):
+            raise InputError(f"layers must be a list of setfold.Layer; got {layers!r}.")
         if not all(isinstance(layer, Layer) for layer in layers):
             kinds = [type(layer).__name__ for layer in layers]
             raise InputError(
@@ -135,6 +142,7 @@ class LayeredSetEncoder(MultiPassSetEncoder):
             )
         if not isinstance(pool, StreamingSetEncoder):
             raise InputError(f"pool must be a streaming set encoder; got {type(pool).__name__}.")
+        check_modules(features=features, head=head)
         pools = [*(layer.pool for layer in layers), pool]
         for layer, following in zip(layers, pools[1:], strict=True):
             width = getattr(layer, "dim_out", None)  # optional for user-defined layers

@@ -23,8 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from setfold.core.statistic import Max, Min, Reduction, Sum, spread
+from setfold.core.statistic import Max, Min, Reduction, Statistics, Sum, spread
 from setfold.errors import InputError
+from setfold.kernels.modes import needs_plain_formula
 
 Count = Tensor | int  # elements of each set (B,), or one positive number for all sets
 FIELDS: dict[str, Reduction] = {"sum": Sum(), "max": Max(), "min": Min()}
@@ -40,6 +41,8 @@ class Aggregate:
         finish: (value (B, ..., p), count, mass (B, ...)) -> readout (B, ..., width); zeros for an
             empty set, whose sums are zero and whose maximum is infinite.
         needs_mass: whether it reads the weights, which an encoder without weights does not have.
+        is_quotient: whether value and mass may be multiplied by the same factor. The mass may then
+            be tiny, and must not underflow.
         cancels: whether it is linear in the weights, so that attention cancels where slots are
             added up.
         width: numbers per slot; None for as many as the value has.
@@ -49,6 +52,7 @@ class Aggregate:
     field: str
     finish: Callable[[Tensor, Count, Any], Tensor]
     needs_mass: bool = False
+    is_quotient: bool = False
     cancels: bool = False
     width: int | None = None
 
@@ -88,7 +92,7 @@ AGGREGATES: dict[str, Aggregate] = {
     for a in (
         Aggregate("sum", "sum", _sum, cancels=True),
         Aggregate("mean", "sum", _mean, cancels=True),
-        Aggregate("weighted_mean", "sum", _weighted_mean, needs_mass=True),
+        Aggregate("weighted_mean", "sum", _weighted_mean, needs_mass=True, is_quotient=True),
         Aggregate("mass", "sum", _mean_mass, needs_mass=True, cancels=True, width=1),
         Aggregate("max", "max", _extremum),
         Aggregate("min", "min", _extremum),
@@ -128,7 +132,11 @@ def fields_of(aggregates: Sequence[Aggregate]) -> tuple[str, ...]:
 
 
 def read(
-    aggregates: Sequence[Aggregate], values: dict[str, Tensor], count: Count, mass: Tensor | None
+    aggregates: Sequence[Aggregate],
+    values: dict[str, Tensor],
+    count: Count,
+    mass: Tensor | None,
+    scale: Tensor | None = None,
 ) -> Tensor:
     """Read all aggregates and concatenate them along the last dimension; empty sets read as zeros.
 
@@ -137,6 +145,26 @@ def read(
         values: by field, (B, ..., p).
         count: the number of elements, (B,) or one for all sets.
         mass: (B, ...), the sum of the weights, where elements are weighted.
+        scale: (B, ...), a factor that the values of the field "sum" and the mass lack; None for 1.
     """
-    readouts = [a.finish(values[a.field], count, mass) for a in aggregates]
+    scaled, whole = values, mass
+    if scale is not None and mass is not None:
+        scaled = values | {"sum": values["sum"] * scale.unsqueeze(-1)}
+        whole = mass * scale
+    readouts = [
+        a.finish(values[a.field], count, mass)
+        if a.is_quotient
+        else a.finish(scaled[a.field], count, whole)
+        for a in aggregates
+    ]
     return readouts[0] if len(readouts) == 1 else torch.cat(readouts, -1)
+
+
+def unshared(encoding: Tensor, statistics: Statistics) -> Tensor:
+    """The encoding, copied if writing to it would change the state."""
+    if needs_plain_formula() or encoding.is_meta:
+        return encoding
+    address = encoding.untyped_storage().data_ptr()
+    parts = (part for parts in statistics.values() for part in parts)
+    shared = any(part.untyped_storage().data_ptr() == address for part in parts)
+    return encoding.clone() if shared else encoding

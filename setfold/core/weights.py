@@ -11,7 +11,7 @@ Across processes a digest of the copy takes its place.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from ctypes import c_char
 from itertools import chain
@@ -73,8 +73,12 @@ class Weights:
 
     @classmethod
     def unknown(cls) -> Weights:
-        """The weights of a state that was made inside torch.compile, which cannot read them."""
+        """The weights of a state that was made where they cannot be read, as in torch.compile."""
         return cls.from_digest(UNKNOWN)
+
+    @property
+    def is_unknown(self) -> bool:
+        return self._digest == UNKNOWN
 
     def are_of(self, encoder: Module) -> bool:
         """Whether this very encoder has these weights now."""
@@ -84,11 +88,7 @@ class Weights:
     @property
     def digest(self) -> str:
         """The digest of the weights: equal weights have equal digests in every process."""
-        if self._digest == UNKNOWN:
-            raise StateMismatchError(
-                "a state that was made inside torch.compile does not know its weights: create "
-                "states outside, and compile the encoder's forward."
-            )
+        self._check_known()
         if self._digest is None:
             values = (kept.values for kept in self.copies)
             self._digest = digest_of(dict(zip(self._names, values, strict=True)), self._structure)
@@ -96,7 +96,18 @@ class Weights:
 
     def match(self, other: Weights) -> bool:
         """Whether both are the same weights."""
-        return self is other or self.digest == other.digest
+        if self is other:
+            return True
+        other._check_known()
+        return self.digest == other.digest
+
+    def _check_known(self) -> None:
+        if self.is_unknown:
+            raise StateMismatchError(
+                "a state that was made inside torch.compile or a transform of torch.func does not "
+                "know its weights: create states outside, or compile and transform the encoder's "
+                "forward."
+            )
 
     def __reduce__(self) -> tuple[object, ...]:
         return Weights.from_digest, (self.digest,)
@@ -114,7 +125,7 @@ class _Watch:
     def __init__(self, owner: Module, modules: Sequence[Module]) -> None:
         self._owner = weakref.ref(owner)
         inner = _submodules(modules)
-        homes = [h for m in inner for h in (m._parameters, m._buffers, m._modules)]
+        homes = [h for m in inner for h in (_parameters(m), m._buffers, m._modules)]
         hooks = [h for m in inner for h in (m._forward_hooks, m._forward_pre_hooks)]
         has_hooks = any(hooks) or any("forward" in vars(m) for m in inner)
         self._homes = [*homes, *hooks] if owner in inner else [*homes, *hooks, owner._modules]
@@ -235,6 +246,12 @@ def weights_of(encoder: Module, modules: Sequence[Module]) -> Weights:
     return watch.weights
 
 
+def known_weights_of(encoder: Module) -> Weights | None:
+    """The weights of an encoder, if they were copied before and have not changed."""
+    watch: _Watch | None = vars(encoder).get(WATCH)
+    return watch.weights if watch is not None and watch.is_current(encoder) else None
+
+
 def kept_for(encoder: Module) -> Any:
     """What was kept with the encoder's weights, if it still has them; else None."""
     watch: _Watch | None = vars(encoder).get(WATCH)
@@ -245,8 +262,14 @@ def kept_for(encoder: Module) -> Any:
 
 def first_tensor(modules: Iterable[Module]) -> Tensor | None:
     """The first floating-point weight: that of the module that sees the elements first."""
-    tensors = (t for m in modules for t in chain(m.parameters(), m.buffers()))
+    tensors = (t for m in modules for t in chain(m.parameters(), _of_replica(m), m.buffers()))
     return next((t for t in tensors if t.is_floating_point()), None)
+
+
+def _of_replica(module: Module) -> Iterator[Tensor]:
+    """What nn.DataParallel gives the copies of a module in place of parameters."""
+    for part in module.modules():
+        yield from getattr(part, "_former_parameters", {}).values()
 
 
 def can_be_kept(tensors: Iterable[Tensor]) -> bool:
@@ -256,6 +279,11 @@ def can_be_kept(tensors: Iterable[Tensor]) -> bool:
 
 def _is_wrapped(tensor: Tensor) -> bool:
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+
+
+def _parameters(module: Module) -> dict[str, Any]:
+    """The parameters of a module by name; those of a copy that nn.DataParallel made are tensors."""
+    return getattr(module, "_former_parameters", None) or module._parameters
 
 
 def _submodules(modules: Iterable[Module]) -> list[Module]:

@@ -12,6 +12,7 @@ from setfold.core.encoder import SetEncoder
 from setfold.core.inputs import Chunk, validate_whole_sets
 from setfold.core.statistic import spread
 from setfold.core.weights import first_tensor
+from setfold.kernels.modes import needs_plain_formula
 from setfold.kernels.ragged import group_by_length
 
 
@@ -56,7 +57,7 @@ class WholeSetEncoder(SetEncoder):
             elements: (B, n, d), or ragged (N, d) with an index.
             mask: (B, n), True where an element is present.
             index: (N,), the set of each row, in any order; needs batch_size.
-            batch_size: the number of sets of a ragged batch.
+            batch_size: the number of sets; needed for a ragged batch only.
         """
         like = first_tensor((self,))
         chunk, sets = validate_whole_sets(elements, mask, index, batch_size, self.dim_in, like)
@@ -76,12 +77,12 @@ class WholeSetEncoder(SetEncoder):
         if chunk.mask is None:
             return self.encode(chunk.elements, None)
         present = chunk.mask.any(1)
-        if not torch.compiler.is_compiling():
+        if not needs_plain_formula():
             if bool(present.all()):
                 return self.encode(chunk.elements, chunk.mask)
             found = self.encode(chunk.elements[present], chunk.mask[present])
             return _scatter([(present.nonzero().squeeze(1), found)], sets)
-        # a compiled program has fixed shapes: an empty set gets one element of zeros
+        # shapes must not depend on values here: an empty set gets one element of zeros
         first = torch.arange(chunk.mask.shape[1], device=present.device) == 0
         found = self.encode(chunk.elements, chunk.mask | (first & ~present.unsqueeze(1)))
         return torch.where(spread(present, found), found, 0)

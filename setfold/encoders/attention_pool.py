@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from setfold.core.absorb import check_logits
+from setfold.core.arguments import check_flags, check_heads, check_sizes
 from setfold.core.encoder import StreamingSetEncoder
-from setfold.core.inputs import check_heads, check_sizes
 from setfold.core.readout import Count, weighted_mean_of
 from setfold.core.state import SetState
 from setfold.core.statistic import Field, Fields, Softmax, Statistics, spread
-from setfold.errors import InputError, NonFiniteError
-from setfold.kernels.modes import without_autocast
+from setfold.errors import InputError
+from setfold.kernels.modes import widened, without_autocast
 from setfold.kernels.scores import GatedScores, Scores, folded_heads, projected_heads
 from setfold.kernels.softmax import exponentials, softmax_sums
 
@@ -38,18 +39,19 @@ class SoftmaxPool(StreamingSetEncoder):
 
     @abstractmethod
     def scores(self) -> Scores:
-        """The function that maps an element to its Q logits."""
+        """The function that maps an element to its Q logits, in float32 or wider."""
 
     @abstractmethod
     def conclude(self, means: Tensor) -> Tensor:
         """The encoding (B, ...) from the weighted means (B, Q, d) of the elements, in float64."""
 
     @property
-    def _like(self) -> Tensor:
-        return next(self.parameters())
+    @abstractmethod
+    def first_weight(self) -> Tensor:
+        """A weight, whose dtype and device the elements must share."""
 
     def prepare(self, frame: tuple[Tensor, ...]) -> Scores:
-        with without_autocast(self._like.device):
+        with without_autocast(self.first_weight.device):
             return self.scores()
 
     def fields(self, frame: tuple[Tensor, ...]) -> Fields:
@@ -59,7 +61,7 @@ class SoftmaxPool(StreamingSetEncoder):
         elements = elements.to(prepared[0].dtype)  # features computed under autocast
         with without_autocast(elements.device):
             peak, sums = softmax_sums(elements, mask, prepared)
-        _check_logits(peak, mask)
+        check_logits(peak, mask)
         return {"softmax": (peak, sums)}
 
     def finish(self, statistics: Statistics, count: Count, prepared: Scores) -> Tensor:
@@ -69,7 +71,7 @@ class SoftmaxPool(StreamingSetEncoder):
             encoding = self.conclude(means)
         if isinstance(count, Tensor):
             encoding = torch.where(spread(count > 0, encoding), encoding, 0)
-        return encoding.to(self._like.dtype)
+        return encoding.to(self.first_weight.dtype)
 
     def weigh(self, elements: Tensor, state: SetState, prepared: Scores) -> Tensor:
         if not bool((state.count > 0).all()):
@@ -78,23 +80,11 @@ class SoftmaxPool(StreamingSetEncoder):
                 "state. Call update with the elements first."
             )
         peak, sums = state.statistics["softmax"]
-        logits = prepared.logits(elements)
+        logits = prepared.logits(widened(elements))
         # The mass is at least 1, the weight of the largest logit.
         mass = sums[..., -1].clamp_min(1).unsqueeze(1)
-        weights = (exponentials(logits, peak.to(logits.dtype)) / mass).to(logits.dtype)
+        weights = (exponentials(logits, peak.to(logits.dtype)) / mass).to(elements.dtype)
         return weights.unflatten(-1, (self.num_heads, -1)).mean(-2)  # (B, n, K)
-
-
-def _check_logits(peak: Tensor, mask: Tensor | None) -> None:
-    """Raise NonFiniteError if a set with elements has no finite logit; it would appear empty."""
-    if torch.compiler.is_compiling() or peak.is_meta:
-        return
-    lost = (peak == -torch.inf).any(1)
-    if bool((lost if mask is None else lost & mask.any(1)).any()):
-        raise NonFiniteError(
-            "the elements are finite, but their logits are not: the elements are too large. Scale "
-            "the elements down. The state is unchanged."
-        )
 
 
 class AttentionPool(SoftmaxPool):
@@ -126,6 +116,7 @@ class AttentionPool(SoftmaxPool):
         super().__init__()
         check_sizes(dim_in=dim_in, num_queries=num_queries, dim_out=dim_out, num_heads=num_heads)
         check_heads(num_heads, dim_out=dim_out)
+        check_flags(bias=bias)
         self.dim_in = dim_in
         self.num_queries = num_queries
         self.dim_out = dim_out
@@ -138,6 +129,10 @@ class AttentionPool(SoftmaxPool):
 
     def extra_repr(self) -> str:
         return f"num_queries={self.num_queries}, num_heads={self.num_heads}"
+
+    @property
+    def first_weight(self) -> Tensor:
+        return self.queries
 
     def scores(self) -> Scores:
         return folded_heads(self.queries, self.to_key.weight, self.to_key.bias, self.num_heads)
@@ -178,6 +173,7 @@ class GatedAttentionPool(SoftmaxPool):
     ) -> None:
         super().__init__()
         check_sizes(dim_in=dim_in, dim_hidden=dim_hidden, num_branches=num_branches)
+        check_flags(gated=gated, bias=bias)
         self.dim_in = dim_in
         self.dim_hidden = dim_hidden
         self.num_branches = num_branches
@@ -192,15 +188,21 @@ class GatedAttentionPool(SoftmaxPool):
     def extra_repr(self) -> str:
         return f"gated={self.gated}"
 
+    @property
+    def first_weight(self) -> Tensor:
+        return self.to_hidden.weight
+
     def scores(self) -> Scores:
         gate: Any = self.to_gate or nn.Identity()
-        return GatedScores(
+        tensors = (
             self.to_logit.weight,
             self.to_hidden.weight,
             self.to_hidden.bias,
             getattr(gate, "weight", None),
             getattr(gate, "bias", None),
         )
+        wide: Any = (None if tensor is None else widened(tensor) for tensor in tensors)
+        return GatedScores(*wide)
 
     def conclude(self, means: Tensor) -> Tensor:
         return means

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from setfold.core.arguments import check_sizes
 from setfold.core.composition import Composition
 from setfold.core.encoder import StreamingSetEncoder
-from setfold.core.inputs import check_sizes
 from setfold.core.readout import FIELDS, Count, fields_of, parse_aggregates, read
 from setfold.core.statistic import Field, Fields, Statistics
 
@@ -32,9 +32,9 @@ class Pool(StreamingSetEncoder):
     def __init__(self, dim_in: int, aggregate: str | Sequence[str] = "mean") -> None:
         super().__init__()
         check_sizes(dim_in=dim_in)
+        self.aggregates = parse_aggregates(aggregate, weighted=False)
         self.dim_in = dim_in
         self.aggregate = aggregate if isinstance(aggregate, str) else list(aggregate)
-        self.aggregates = parse_aggregates(aggregate, weighted=False)
         # There are no parameters, so an empty buffer keeps the device and dtype.
         self.register_buffer("like", torch.empty(0), persistent=False)
 

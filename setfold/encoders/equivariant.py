@@ -7,10 +7,12 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from setfold.core.inputs import check_choice, check_sizes
+from setfold.core.arguments import check_choice, check_flags, check_modules, check_sizes
 from setfold.core.passes import Layer, LayeredSetEncoder
+from setfold.core.precision import NARROW, caller_for
 from setfold.encoders.deep_sets import Pool
 from setfold.errors import InputError
+from setfold.kernels.modes import widened
 
 SUBTRACTED = ("max", "mean")
 
@@ -42,6 +44,8 @@ class EquivariantLayer(Layer):
     ) -> None:
         check_sizes(dim_in=dim_in, dim_out=dim_out)
         check_choice(SUBTRACTED, subtract=subtract)
+        check_flags(shared=shared)
+        check_modules(activation=activation)
         activation = nn.Tanh() if activation is None else activation
         super().__init__(Pool(dim_in, subtract), _Subtract(dim_in, dim_out, shared, activation))
         self.dim_in = dim_in
@@ -61,10 +65,14 @@ class _Subtract(nn.Module):
         self.activation = activation
 
     def forward(self, elements: Tensor, pooled: Tensor) -> Tensor:
-        pooled = pooled.unsqueeze(1)  # (B, 1, d)
+        dtype = self.of_element.weight.dtype
+        call, wide, pooled = caller_for(dtype), widened(elements), pooled.unsqueeze(1)  # (B, 1, d)
         if self.of_set is None:
-            return self.activation(self.of_element(elements - pooled))
-        return self.activation(self.of_element(elements) - self.of_set(pooled))
+            found = call(self.of_element, wide - pooled)
+        else:
+            found = call(self.of_element, wide) - call(self.of_set, pooled)
+        found = call(self.activation, found)
+        return found.to(elements.dtype) if dtype in NARROW else found
 
 
 class EquivariantDeepSets(LayeredSetEncoder):

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
-from setfold.core.inputs import check_sizes
+from setfold.core.arguments import check_sizes
 from setfold.core.whole import WholeSetEncoder
-from setfold.kernels.modes import accumulator_dtype
+from setfold.kernels.modes import accumulator_dtype, widened
 
 
 class FSPool(WholeSetEncoder):
@@ -56,13 +56,18 @@ class FSPool(WholeSetEncoder):
         ranks = torch.arange(size, device=elements.device)
         if mask is None:
             ranked = elements.sort(dim=1, descending=True).values
-            return (ranked * self._weights(ranks, torch.full_like(ranks[:1], size))).sum(1)
+            return self._sum(ranked, self._weights(ranks, torch.full_like(ranks[:1], size)))
         count = mask.sum(1, keepdim=True)  # (B, 1)
         # Masked elements are sorted last, then set to zero.
         lowered = elements.masked_fill(~mask.unsqueeze(-1), float("-inf"))
         ranked = lowered.sort(dim=1, descending=True).values
         ranked = ranked.masked_fill((ranks >= count).unsqueeze(-1), 0)
-        return (ranked * self._weights(ranks, count)).sum(1)
+        return self._sum(ranked, self._weights(ranks, count))
+
+    @staticmethod
+    def _sum(ranked: Tensor, weights: Tensor) -> Tensor:
+        """The weighted sum over the set, rounded once."""
+        return (widened(ranked) * weights).sum(1).to(ranked.dtype)
 
     def _weights(self, ranks: Tensor, count: Tensor) -> Tensor:
         """The weight f_c(r) of each rank in each feature.
@@ -81,5 +86,6 @@ class FSPool(WholeSetEncoder):
         right = (left + 1).clamp(max=self.num_pieces)
         fraction = (place % gaps).to(accumulator_dtype(ranks.device)) / gaps
         # The backward pass of embedding is several times faster than that of indexing.
-        ends = embedding(left, self.values), embedding(right, self.values)
-        return torch.lerp(*ends, fraction.to(self.values.dtype).unsqueeze(-1))
+        values = widened(self.values)
+        ends = embedding(left, values), embedding(right, values)
+        return torch.lerp(*ends, fraction.to(values.dtype).unsqueeze(-1))

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from setfold.core.absorb import Arrivals, Groups, absorb_for_gradients, absorb_groups
+from setfold.core.arguments import check_modules
 from setfold.core.encoder import StreamingSetEncoder
+from setfold.core.precision import caller_for
 from setfold.core.readout import Count
 from setfold.core.state import SetState
 from setfold.core.statistic import Fields, Statistics
@@ -63,6 +65,7 @@ class HierarchicalSlotSetEncoder(StreamingSetEncoder):
                     f"level {number} must have dim_in={lower.dim_readout}, the dim_readout of "
                     f"level {number - 1}; got {upper.dim_in}."
                 )
+        check_modules(activation=activation)
         self.levels = nn.ModuleList(levels)
         self.activation = nn.ReLU() if activation is None else activation
         self.dim_in = levels[0].dim_in
@@ -120,12 +123,14 @@ class HierarchicalSlotSetEncoder(StreamingSetEncoder):
         return absorb_groups(self._encoders[0], elements, groups, prepared.first)
 
     def finish(self, statistics: Statistics, count: Count, prepared: Levels) -> Tensor:
-        encoding = self._encoders[0].finish(statistics, count, prepared.first)
-        for level, slots in zip(self._encoders[1:], prepared.slots, strict=True):
-            encoding = level.encode(self.activation(encoding), slots)
+        first, *others = self._encoders
+        encoding = first.read(statistics, count, prepared.first)
+        call = caller_for(first.first_weight.dtype)
+        for level, slots in zip(others, prepared.slots, strict=True):
+            encoding = level.encode(call(self.activation, encoding), slots)
         if isinstance(count, Tensor):  # an empty set is encoded as zeros
             encoding = torch.where((count > 0)[:, None, None], encoding, 0)
-        return encoding
+        return encoding.to(first.first_weight.dtype)
 
     def weigh(self, elements: Tensor, state: SetState, prepared: Levels) -> Tensor:
         return self._encoders[0].weigh(elements, state, prepared.first)

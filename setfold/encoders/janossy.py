@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from setfold.core.inputs import check_sizes
+from setfold.core.arguments import check_sizes
 from setfold.core.whole import WholeSetEncoder
 from setfold.errors import InputError
 from setfold.kernels.modes import accumulator_dtype

@@ -7,11 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from setfold.core.arguments import check_choice, check_positive, check_sizes
 from setfold.core.encoder import StreamingSetEncoder
-from setfold.core.inputs import check_choice, check_sizes
 from setfold.core.passes import Layer
+from setfold.core.precision import NARROW
 from setfold.core.readout import Count, mean_of
 from setfold.core.statistic import CentralMoments, Field, Fields, Statistics
+from setfold.kernels.modes import working_dtype
 
 STATISTICS_OF = ("feature", "set")
 
@@ -52,8 +54,19 @@ class Moments(StreamingSetEncoder):
         return {"moments": CentralMoments().absorb(elements, mask)}
 
     def finish(self, statistics: Statistics, count: Count, prepared: Any) -> Tensor:
+        return self.read(statistics, count).to(self.like.dtype)
+
+    def read(self, statistics: Statistics, count: Count) -> Tensor:
+        """Mean and variance (B, 2, d) in float64."""
         _, mean, squares = statistics["moments"]
-        return torch.stack([mean, mean_of(squares, count)], 1).to(self.like.dtype)
+        return torch.stack([mean, mean_of(squares, count)], 1)
+
+
+class _WideMoments(Moments):
+    """Moments as the state keeps them: in float16 a variance overflows if the deviation is 256."""
+
+    def finish(self, statistics: Statistics, count: Count, prepared: Any) -> Tensor:
+        return self.read(statistics, count)
 
 
 class SetNorm(Layer):
@@ -78,7 +91,8 @@ class SetNorm(Layer):
     def __init__(self, dim: int, over: str = "feature", epsilon: float = 1e-5) -> None:
         check_sizes(dim=dim)
         check_choice(STATISTICS_OF, over=over)
-        super().__init__(Moments(dim), _Normalize(dim, over, epsilon))
+        check_positive(epsilon=epsilon)
+        super().__init__(_WideMoments(dim), _Normalize(dim, over, epsilon))
         self.dim = self.dim_out = dim
         self.over = over
         self.epsilon = epsilon
@@ -103,5 +117,8 @@ class _Normalize(nn.Module):
             common = mean.mean(-1, keepdim=True)
             variance = (variance + (mean - common).square()).mean(-1, keepdim=True)
             mean = common
-        normal = (elements - mean) * torch.rsqrt(variance + self.epsilon)
-        return normal * self.weight + self.bias
+        working = working_dtype(elements.dtype)
+        scale = torch.rsqrt(variance + self.epsilon).to(working)
+        normal = (elements - mean.to(working)) * scale
+        found = normal * self.weight + self.bias
+        return found.to(elements.dtype) if self.weight.dtype in NARROW else found

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from setfold.core.arguments import check_flags, check_heads, check_modules, check_sizes
 from setfold.core.composition import Composition
 from setfold.core.encoder import StreamingSetEncoder
-from setfold.core.inputs import check_heads, check_sizes
 from setfold.core.passes import Layer, LayeredSetEncoder, apply_pool
+from setfold.core.precision import NARROW, caller_for
 from setfold.core.whole import WholeSetEncoder
 from setfold.encoders.attention_pool import SoftmaxPool
-from setfold.errors import InputError
+from setfold.kernels.modes import differentiable_attention, widened
 from setfold.kernels.scores import Scores, folded_heads, projected_heads
 
 
@@ -40,6 +41,7 @@ class MAB(nn.Module):
         super().__init__()
         check_sizes(dim=dim, num_heads=num_heads)
         check_heads(num_heads, dim=dim)
+        check_flags(layer_norm=layer_norm)
         self.dim = dim
         self.num_heads = num_heads
         self.layer_norm = layer_norm
@@ -64,22 +66,27 @@ class MAB(nn.Module):
         """
         if mask is not None:  # 0 * NaN is NaN, so a weight of 0 is not enough
             elements = elements.masked_fill(~mask.unsqueeze(-1), 0)
+        call = caller_for(self.to_query.weight.dtype)
         query, key, value = (
             projected.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (B, H, ., d_h)
             for projected in (
-                self.to_query(queries),
-                self.to_key(elements),
-                self.to_value(elements),
+                call(self.to_query, queries),
+                call(self.to_key, elements),
+                call(self.to_value, elements),
             )
         )
         shown = None if mask is None else mask[:, None, None, :]
-        attended = scaled_dot_product_attention(query, key, value, attn_mask=shown)
+        with differentiable_attention():
+            attended = scaled_dot_product_attention(query, key, value, attn_mask=shown)
         return self.digest(queries, attended.transpose(1, 2).flatten(2))
 
     def digest(self, queries: Tensor, attended: Tensor) -> Tensor:
         """What follows the attention: queries and attended values, both (B, m, d), -> (B, m, d)."""
-        hidden = self.norm(queries + self.to_out(attended))
-        return self.last_norm(hidden + self.feed(hidden).relu())
+        dtype = self.to_query.weight.dtype
+        call = caller_for(dtype)
+        hidden = call(self.norm, queries + call(self.to_out, attended))
+        found = call(self.last_norm, hidden + call(self.feed, hidden).relu())
+        return found.to(queries.dtype) if dtype in NARROW else found
 
 
 class SAB(nn.Module):
@@ -142,14 +149,19 @@ class SeedAttention(SoftmaxPool):
     def extra_repr(self) -> str:
         return f"num_seeds={self.num_seeds}, num_heads={self.num_heads}"
 
+    @property
+    def first_weight(self) -> Tensor:
+        return self.seeds
+
     def scores(self) -> Scores:
-        query, key = self.block.to_query(self.seeds), self.block.to_key
+        call = caller_for(self.seeds.dtype)
+        query, key = call(self.block.to_query, self.seeds), self.block.to_key
         return folded_heads(query, key.weight, key.bias, self.num_heads)
 
     def conclude(self, means: Tensor) -> Tensor:
         value = self.block.to_value
         attended = projected_heads(means, value.weight, value.bias, self.num_heads)
-        seeds = self.seeds.expand(means.shape[0], -1, -1)
+        seeds = widened(self.seeds).expand(means.shape[0], -1, -1)
         return self.block.digest(seeds, attended.to(seeds.dtype))
 
 
@@ -243,6 +255,7 @@ class SetTransformer(LayeredSetEncoder):
         head: nn.Module | None = None,
     ) -> None:
         check_sizes(dim_in=dim_in, dim=dim, num_layers=num_layers)
+        check_sizes(0, num_decoder_layers=num_decoder_layers)
         layers = [ISAB(dim, num_inducing, num_heads, layer_norm) for _ in range(num_layers)]
         pool = _decoder(dim, num_seeds, num_heads, num_decoder_layers, layer_norm)
         super().__init__(layers, pool, features=nn.Linear(dim_in, dim), head=head)
@@ -288,6 +301,8 @@ class FullSetTransformer(WholeSetEncoder):
     ) -> None:
         super().__init__()
         check_sizes(dim_in=dim_in, dim=dim, num_layers=num_layers)
+        check_sizes(0, num_decoder_layers=num_decoder_layers)
+        check_modules(head=head)
         self.dim_in = dim_in
         self.dim = dim
         self.num_heads = num_heads
@@ -311,8 +326,6 @@ def _decoder(
     dim: int, num_seeds: int, num_heads: int, num_layers: int, layer_norm: bool
 ) -> StreamingSetEncoder:
     """PMA, then SABs on the vectors that it returns."""
-    if num_layers < 0:
-        raise InputError(f"num_decoder_layers must be an integer of at least 0; got {num_layers}.")
     pool = PMA(dim, num_seeds, num_heads, layer_norm)
     if num_layers == 0:
         return pool

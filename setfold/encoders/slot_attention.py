@@ -7,10 +7,11 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from setfold.core.absorb import Arrivals, Groups, absorb_for_gradients, absorb_groups
+from setfold.core.arguments import check_sizes
 from setfold.core.composition import Composition, apply_features
 from setfold.core.encoder import StreamingSetEncoder
-from setfold.core.inputs import check_sizes
 from setfold.core.passes import MultiPassSetEncoder
+from setfold.core.precision import caller_for
 from setfold.core.readout import Count
 from setfold.core.state import SetState
 from setfold.core.statistic import Statistics
@@ -107,12 +108,14 @@ class SlotAttention(MultiPassSetEncoder):
 
         Args:
             slots: (B, K, h), before the iteration.
-            readings: (B, K, h + 1), the mean contribution and the mass of each slot.
+            readings: (B, K, h + 1), the mean contribution and the mass of each slot, in float32 or
+                wider.
         """
         mean, mass = readings[..., :-1], readings[..., -1:]
         update = (mean + self.epsilon * mean.sum(1, keepdim=True)) / (mass + self.epsilon)
-        refined = self.gru(update.flatten(0, 1), slots.flatten(0, 1)).view_as(slots)
-        return refined + self.mlp(self.norm_hidden(refined))
+        call = caller_for(slots.dtype)
+        refined = call(self.gru, update.flatten(0, 1), slots.flatten(0, 1)).view_as(slots)
+        return (refined + call(self.mlp, call(self.norm_hidden, refined))).to(slots.dtype)
 
 
 class _Slots(NamedTuple):
@@ -145,7 +148,7 @@ class _Iteration(Composition):
         return absorb_groups(self.encoder, elements, groups, prepared.encoder)
 
     def finish(self, statistics: Statistics, count: Count, prepared: _Slots) -> Tensor:
-        readings = self.encoder.finish(statistics, count, prepared.encoder)
+        readings = self.owner.attention.read(statistics, count, prepared.encoder)
         return self.owner.refine(prepared.slots.expand(readings.shape[0], -1, -1), readings)
 
     def shaping_modules(self) -> tuple[nn.Module, ...]:

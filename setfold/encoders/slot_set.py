@@ -11,16 +11,26 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, normalize, pad
 
-from setfold.core.absorb import Arrivals, Groups
+from setfold.core.absorb import Arrivals, Groups, check_logits
+from setfold.core.arguments import check_choice, check_flags, check_sizes
 from setfold.core.encoder import StreamingSetEncoder
-from setfold.core.inputs import check_choice, check_sizes
+from setfold.core.precision import caller_for
 from setfold.core.readout import FIELDS, Count, fields_of, parse_aggregates, read
 from setfold.core.state import SetState
-from setfold.core.statistic import Field, Fields, Statistics
+from setfold.core.statistic import Field, Fields, Softmax, Statistics
 from setfold.errors import CancelledAttentionWarning, InputError
 from setfold.kernels.extrema import slot_extrema
-from setfold.kernels.modes import autocasts, without_autocast
-from setfold.kernels.scores import ATTENTIONS, CosineScores, FoldedScores, KeyScores, Scores, weigh
+from setfold.kernels.modes import autocasts, widened, without_autocast
+from setfold.kernels.scores import (
+    ATTENTIONS,
+    CosineScores,
+    FoldedScores,
+    KeyScores,
+    Projection,
+    Scores,
+    weigh,
+)
+from setfold.kernels.softmax import one_tile_log_weights, softmax_sums
 from setfold.kernels.sums import one_tile_sums, ragged_sums, slot_sums
 
 SLOTS = ("random", "learned")
@@ -31,10 +41,10 @@ SMALL_PRODUCT = 1 << 19  # multiplications of a projection that take less time t
 
 
 class Prepared(NamedTuple):
-    """What absorbing and reading out need of the slots and the weights."""
+    """What absorbing and reading out need of the slots and the weights, in float32 or wider."""
 
     scores: Scores
-    projection: tuple[Tensor, Tensor | None]  # weight and bias of the values
+    projection: Projection  # of the values
     values: Tensor | None  # weight and bias as one matrix (d + 1, d_out), if sums are of [x, 1]
 
 
@@ -56,7 +66,9 @@ class SlotSetEncoder(StreamingSetEncoder):
         dim_out: width d_out of keys, queries and values.
         aggregate: "sum", "mean", "max" or "min" of the contributions; "weighted_mean" for
             sum_i W_ij v_i / sum_i W_ij; "mass" for the mean weight of each slot; or a list of
-            them, concatenated.
+            them, concatenated. Elements can be removed from sums and means, except from a
+            "weighted_mean" with softmax attention: its state is relative to the largest weight
+            of each slot, because the weights of a slot may all be too small for the dtype.
         slots: "random", drawn from a learned mean and deviation that all slots share, so that K
             may change at test time; or "learned".
         bias: whether the three projections have a bias.
@@ -94,6 +106,8 @@ class SlotSetEncoder(StreamingSetEncoder):
         check_choice(SLOTS, slots=slots)
         check_choice(ATTENTIONS, attention=attention)
         check_choice(SIMILARITIES, similarity=similarity)
+        check_flags(bias=bias)
+        self.aggregates = parse_aggregates(aggregate, weighted=True)
         self.dim_in = dim_in
         self.num_slots = num_slots
         self.dim_slot = dim_slot
@@ -103,12 +117,17 @@ class SlotSetEncoder(StreamingSetEncoder):
         self.bias = bias
         self.attention = attention
         self.similarity = similarity
-        self.aggregates = parse_aggregates(aggregate, weighted=True)
         self.slot_dims = (dim_slot,)
         self.slots_cancel = all(a.cancels for a in self.aggregates)
         self.reads_mass = any(a.needs_mass for a in self.aggregates)
-        self.field_names = fields_of(self.aggregates)
-        self.batched_slots = self.field_names == ("sum",) and similarity == "dot"
+        # Softmax weights underflow, and a quotient of what is left of them is wrong. Sigmoid weights
+        # do not: they are at least 1e-8 / K.
+        self.relative = attention == "softmax" and any(a.is_quotient for a in self.aggregates)
+        self.sums_field = "softmax" if self.relative else "sum"
+        self.field_names = tuple(
+            self.sums_field if name == "sum" else name for name in fields_of(self.aggregates)
+        )
+        self.batched_slots = self.field_names == (self.sums_field,) and similarity == "dot"
         # Whether summing elements and projecting the sums is cheaper than summing projected values.
         self.folded = dim_in * num_slots <= dim_out * (dim_in + num_slots)
         self._make_parameters()
@@ -169,8 +188,6 @@ class SlotSetEncoder(StreamingSetEncoder):
                 )
             return (self.slot_values.unsqueeze(0),)
         num_slots = self.num_slots if num_slots is None else num_slots
-        if num_slots < 1:
-            raise InputError(f"num_slots must be 1 or more; got {num_slots}.")
         noise = self._noise(num_slots, generator)
         return ((self.slot_mean + self.slot_deviation * noise).unsqueeze(0),)
 
@@ -218,35 +235,37 @@ class SlotSetEncoder(StreamingSetEncoder):
     def fields(self, frame: tuple[Tensor, ...]) -> Fields:
         num_slots = frame[0].shape[1]
         summed = self.dim_in if self.folded else self.dim_out
-        widths = {
-            "sum": summed + 1,  # the weighted sum and, last, the sum of the weights
-            "max": self.dim_out,
-            "min": self.dim_out,
+        declared = {
+            "sum": Field(FIELDS["sum"], (num_slots, summed + 1)),  # last, the sum of the weights
+            "softmax": Field(Softmax(), (num_slots, summed + 1)),  # of logarithms of the weights
+            "max": Field(FIELDS["max"], (num_slots, self.dim_out)),
+            "min": Field(FIELDS["min"], (num_slots, self.dim_out)),
         }
-        return {name: Field(FIELDS[name], (num_slots, widths[name])) for name in self.field_names}
+        return {name: declared[name] for name in self.field_names}
 
     @property
     def first_weight(self) -> Tensor:
         return self.to_key.weight
 
     def prepare(self, frame: tuple[Tensor, ...]) -> Prepared:
-        value = self.to_value
-        weight, bias = value.weight, value.bias
-        with without_autocast(weight.device):
-            slots = self.norm(frame[0][0] if frame[0].shape[0] == 1 else frame[0])  # (K, h)
-            values = _augmented(weight, bias).t() if self.folded else None
-            return Prepared(self._scores(slots), (weight, bias), values)
+        projection = _widened(self.to_value)
+        call = caller_for(self.to_value.weight.dtype)
+        with without_autocast(projection[0].device):
+            slots = call(self.norm, frame[0][0] if frame[0].shape[0] == 1 else frame[0])  # (K, h)
+            values = _augmented(*projection).t() if self.folded else None
+            return Prepared(self._scores(slots), projection, values)
 
     def _scores(self, slots: Tensor) -> Scores:
-        query, key = self.to_query(slots), self.to_key  # (K, d_out)
+        call = caller_for(self.to_key.weight.dtype)
+        query, key = call(self.to_query, slots), _widened(self.to_key)  # (K, d_out)
         scale = self.dim_out**-0.5
         if self.similarity == "cosine":
             unit = normalize(query, dim=-1) * (self.temperature * scale)
-            return CosineScores(key.weight, key.bias, unit, self.to_bias(slots).squeeze(-1))
+            return CosineScores(*key, unit, call(self.to_bias, slots).squeeze(-1))
         query = query * scale
         if not self.folded and slots.dim() == 2:
-            return KeyScores(key.weight, key.bias, query)
-        return FoldedScores((query @ _augmented(key.weight, key.bias)).mT)
+            return KeyScores(*key, query)
+        return FoldedScores((query @ _augmented(*key)).mT)
 
     def absorb(self, elements: Tensor, mask: Tensor | None, prepared: Prepared) -> Statistics:
         return self._absorb(elements, mask, prepared, gradients_only=False)
@@ -263,12 +282,15 @@ class SlotSetEncoder(StreamingSetEncoder):
         if elements.dtype != projection[0].dtype:  # features may have run under autocast
             elements = elements.to(projection[0].dtype)
         found: Statistics = {}
+        values = None if self.folded else projection
         with without_autocast(elements.device):
             for name in self.field_names:
                 if name == "sum":
-                    values = None if self.folded else projection
                     sums = slot_sums(elements, mask, scores, self.attention, values, gradients_only)
                     found[name] = (sums,)
+                elif name == "softmax":
+                    found[name] = softmax_sums(elements, mask, scores, values, over_slots=True)
+                    check_logits(found[name][0], mask)
                 else:
                     largest = name == "max"
                     extrema = slot_extrema(
@@ -293,10 +315,13 @@ class SlotSetEncoder(StreamingSetEncoder):
 
     def absorb_small(self, elements: Tensor, prepared: Prepared) -> Statistics | None:
         scores = prepared.scores
-        if self.field_names != ("sum",) or not isinstance(scores, FoldedScores):
+        if self.field_names != (self.sums_field,) or not isinstance(scores, FoldedScores):
             return None
-        if autocasts(elements.device):
+        if autocasts(elements.device) or elements.dtype != scores.matrix.dtype:
             return None
+        if self.relative:
+            peak, sums = one_tile_log_weights(elements, scores.matrix)
+            return {"softmax": (peak.unsqueeze_(0), sums.unsqueeze_(0))}
         sums = one_tile_sums(elements, None, self.attention, scores.matrix)
         return {"sum": (sums.unsqueeze_(0),)}
 
@@ -320,13 +345,20 @@ class SlotSetEncoder(StreamingSetEncoder):
         return total / len(elements) if self.aggregate == "mean" else total
 
     def finish(self, statistics: Statistics, count: Count, prepared: Prepared) -> Tensor:
-        values, mass = {}, None
-        for name, (value,) in statistics.items():
-            values[name] = value
-            if name == "sum":
-                mass = value[..., -1] if self.reads_mass else None
-                values[name] = self._values_of(value, prepared)
-        return read(self.aggregates, values, count, mass).to(prepared.projection[0].dtype)
+        return self.read(statistics, count, prepared).to(self.to_key.weight.dtype)
+
+    def read(self, statistics: Statistics, count: Count, prepared: Prepared) -> Tensor:
+        """The encoding (B, K, dim_readout) in float32 or wider."""
+        values, mass, scale = {}, None, None
+        for name, parts in statistics.items():
+            values[name] = parts[0]
+            if name == self.sums_field:
+                sums = parts[-1]
+                mass = sums[..., -1] if self.reads_mass else None
+                values["sum"] = self._values_of(sums, prepared)
+                scale = parts[0].exp() if self.relative else None  # of the largest weights
+        found = read(self.aggregates, values, count, mass, scale)
+        return found.to(prepared.projection[0].dtype)
 
     def _values_of(self, sums: Tensor, prepared: Prepared) -> Tensor:
         """sum_i W_ij v_i (B, K, d_out) from what a state keeps."""
@@ -336,7 +368,7 @@ class SlotSetEncoder(StreamingSetEncoder):
             return sums @ prepared.values.to(sums.dtype)
 
     def encode(self, elements: Tensor, slots: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Encode whole sets without a state.
+        """Encode whole sets without a state, in float32 or wider.
 
         Args:
             elements: (B, n, d); rows that the mask hides must be finite.
@@ -350,16 +382,17 @@ class SlotSetEncoder(StreamingSetEncoder):
         prepared = self.prepare((slots,))
         statistics = self.absorb(elements, mask, prepared)
         count = elements.shape[1] if mask is None else mask.sum(1)
-        return self.finish(statistics, count, prepared)
+        return self.read(statistics, count, prepared)
 
     def weigh(self, elements: Tensor, state: SetState, prepared: Prepared) -> Tensor:
+        dtype, elements = elements.dtype, widened(elements)
         if not state.has_own_slots:
-            return weigh(prepared.scores.logits(elements), self.attention)
+            return weigh(prepared.scores.logits(elements), self.attention).to(dtype)
         prepares = (self.prepare(state[i].frame) for i in range(len(state)))
         logits = [
             own.scores.logits(some) for own, some in zip(prepares, elements.split(1), strict=True)
         ]
-        return weigh(torch.cat(logits), self.attention)
+        return weigh(torch.cat(logits), self.attention).to(dtype)
 
 
 def _evaluation_noise(seed: int, num_slots: int, dim_slot: int) -> Tensor:
@@ -369,6 +402,11 @@ def _evaluation_noise(seed: int, num_slots: int, dim_slot: int) -> Tensor:
     """
     drawn = np.random.RandomState([seed, num_slots]).standard_normal((num_slots, dim_slot))
     return torch.from_numpy(drawn.astype(np.float32))
+
+
+def _widened(layer: nn.Linear) -> Projection:
+    """Weight and bias of a layer in float32 or wider."""
+    return widened(layer.weight), None if layer.bias is None else widened(layer.bias)
 
 
 def _augmented(weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -15,15 +15,17 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
+from setfold.core.arguments import check_batch_size, check_kind, check_sizes
 from setfold.core.encoder import SetEncoder, StreamingSetEncoder
-from setfold.core.inputs import Array, type_names
 from setfold.core.passes import MultiPassSetEncoder
 from setfold.core.weights import first_tensor
 from setfold.errors import InputError
+from setfold.folding.chunks import Array, type_names
 from setfold.folding.merge import agree, all_merge
 from setfold.folding.messages import rank_and_size, report_failure
 from setfold.folding.replay import Begin, Begun, replayable_fold, update
 from setfold.folding.source import Chunks, Source, Tiles, fresh_seed, seeded
+from setfold.kernels.modes import transforms
 
 EXACT, UNBIASED, SUBSET, AUTOGRAD = GRADIENTS = ("exact", "unbiased", "subset", "autograd")
 Pass = Callable[[Begin, Source], Begun]
@@ -86,7 +88,7 @@ def fold(
     torch.Size([1, 4, 8])
     """
     foldable = _foldable(encoder)
-    _check_arguments(gradient, samples)
+    _check_arguments(gradient, samples, batch_size)
     _check_batch_norm(foldable)
     _check_parametrizations(gradient)
     # without gradients there is nothing to choose, and autograd keeps nothing
@@ -118,9 +120,11 @@ def _split(
     elements: Array, mask: Array | None, index: Array | None, batch_size: int | None, costly: bool
 ) -> Tiles:
     """Split whole sets into chunks: dense ones along their elements, ragged ones along the rows."""
-    for name, given in (("mask", mask), ("index", index)):
+    for name, given in (("chunks", elements), ("mask", mask), ("index", index)):
         if not isinstance(given, Array | None):
             raise InputError(f"{name} must be a tensor or an array; got {type_names(given)}.")
+        if isinstance(given, Tensor):
+            check_kind(name, given)
     if mask is not None and index is not None:
         raise InputError("pass a mask for dense sets or an index for ragged ones, not both.")
     if mask is not None and mask.dtype not in (torch.bool, np.bool_):
@@ -156,10 +160,17 @@ def _begun(encoder: Foldable, found: tuple[Tensor, ...], sets: int | None) -> Be
 def _pass(way: str, source: Source, samples: int) -> Pass:
     """The function that makes one pass over the chunks."""
     if way == UNBIASED:
-        return partial(replayable_fold, samples=samples)
-    if way == EXACT and source.repeatable and not source.holds_one:  # one chunk may keep its graph
-        return replayable_fold
-    return _plain_fold
+        replayed: Pass = partial(replayable_fold, samples=samples)
+    elif way == EXACT and source.repeatable and not source.holds_one:  # one may keep its graph
+        replayed = replayable_fold
+    else:
+        return _plain_fold
+    if transforms():
+        raise InputError(
+            f"torch.func and forward-mode AD cannot read chunks again, as gradient={way!r} does: "
+            'use gradient="autograd", which keeps the graph.'
+        )
+    return replayed
 
 
 def _plain_fold(begin: Begin, source: Source) -> Begun:
@@ -193,11 +204,12 @@ def _together(
 # ---- validation --------------------------------------------------------------------------------
 
 
-def _check_arguments(gradient: str, samples: int) -> None:
+def _check_arguments(gradient: str, samples: int, batch_size: int | None) -> None:
     if gradient not in GRADIENTS:
         raise InputError(f"gradient must be one of {', '.join(GRADIENTS)}; got {gradient!r}.")
-    if not isinstance(samples, int) or samples < 1:
-        raise InputError(f"samples must be an integer of at least 1; got {samples!r}.")
+    check_sizes(samples=samples)
+    if batch_size is not None:
+        check_batch_size(batch_size)
 
 
 def _check_repeatable(encoder: Foldable, source: Source, way: str) -> None:

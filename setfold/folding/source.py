@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from setfold.core.inputs import CHUNK_FORMS, Array, Chunk, chunk_from, type_names
+from setfold.core.inputs import Chunk, is_shared
 from setfold.core.statistic import spread
 from setfold.core.weights import version
 from setfold.errors import InputError
+from setfold.folding.chunks import CHUNK_FORMS, Array, chunk_from, type_names
 
 Chunks = Array | Iterable[Any] | Callable[[], Iterable[Any]]
 SEEDS = 2**62
@@ -151,7 +152,8 @@ class Source:
         kinds = [None if part is None else (part.shape, part.dtype) for part in parts]
         own = given if isinstance(given, tuple | list) else (given,)
         if isinstance(self._chunks, list | tuple | Tiles) and all(
-            part is None or any(part is tensor for tensor in own) for part in parts
+            part is None or (any(part is tensor for tensor in own) and not is_shared(part))
+            for part in parts
         ):
             if self._marks is None:
                 self._held.append(chunk)
@@ -179,7 +181,7 @@ def _checksum(tensor: Tensor) -> int:
     """A checksum of the bytes in their order."""
     if tensor.is_meta or tensor.numel() == 0:
         return 0
-    plain = tensor.detach().resolve_neg().cpu().contiguous()
+    plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     return zlib.crc32(plain.reshape(-1).view(torch.uint8).numpy().data)
 
 

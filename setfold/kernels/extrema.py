@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from setfold.kernels.scores import EPSILON, FoldedScores, Scores, weigh
+from setfold.kernels.modes import needs_plain_formula
+from setfold.kernels.scores import EPSILON, FoldedScores, Projection, Scores, weigh
 from setfold.kernels.tiles import MAX_ROWS, tiles
 
 TILE_BYTES = 1 << 20  # for the contributions of one slot
@@ -20,7 +21,7 @@ def slot_extrema(
     mask: Tensor | None,
     scores: Scores,
     attention: str,
-    projection: tuple[Tensor, Tensor | None],
+    projection: Projection,
     largest: bool,
 ) -> Tensor:
     """The largest (or smallest) contribution W_ij v_i of each set, by slot and channel.
@@ -45,7 +46,7 @@ def slot_extrema(
         return elements.new_full(
             (batch, scores.num_slots, projection[0].shape[0]), -sign * torch.inf
         )
-    if torch.compiler.is_compiling():
+    if needs_plain_formula():
         return sign * _plain_maximum(elements, mask, scores, attention, projection, sign)
     tracked = torch.is_grad_enabled() and any(
         t is not None and t.requires_grad for t in (elements, *scores, *projection)
@@ -65,10 +66,10 @@ def _plain_maximum(
     mask: Tensor | None,
     scores: Scores,
     attention: str,
-    projection: tuple[Tensor, Tensor | None],
+    projection: Projection,
     sign: float,
 ) -> Tensor:
-    """The formula, slot by slot, for torch.compile and torch.export."""
+    """The formula, slot by slot, for compilers and function transforms."""
     weights = weigh(scores.logits(elements), attention)  # (B, n, K)
     values = sign * linear(elements, *projection)  # (B, n, d_out)
     found = []
@@ -76,7 +77,7 @@ def _plain_maximum(
         product = weights[..., slot, None] * values
         if mask is not None:  # not the values: a weight may be 0, and 0 * inf is NaN
             product = torch.where(mask.unsqueeze(-1), product, -torch.inf)
-        found.append(product.amax(1))
+        found.append(product.max(1).values)  # not amax: one winner, if elements tie
     return torch.stack(found, 1)
 
 
@@ -85,7 +86,7 @@ def _maximum(
     mask: Tensor | None,
     scores: Scores,
     attention: str,
-    projection: tuple[Tensor, Tensor | None],
+    projection: Projection,
     sign: float,
     tracked: bool,
 ) -> tuple[Tensor, Tensor | None]:
@@ -127,9 +128,7 @@ def _argmax(values: Tensor) -> Tensor:
     return values.argmax(-1)
 
 
-def _transposed_values(
-    tile: Tensor, projection: tuple[Tensor, Tensor | None], sign: float
-) -> Tensor:
+def _transposed_values(tile: Tensor, projection: Projection, sign: float) -> Tensor:
     """Signed values (b, d_out, r) of elements (b, d, r)."""
     weight, bias = projection
     values = torch.matmul(weight, tile)
@@ -156,7 +155,7 @@ def _contributions_at(
     winners: Tensor,
     scores: Scores,
     attention: str,
-    projection: tuple[Tensor, Tensor | None],
+    projection: Projection,
 ) -> Tensor:
     """W_ij v_ic at i = winners[b, j, c], (B, K, d_out), differentiable."""
     if winners.numel() < MANY_WINS * elements.shape[0] * elements.shape[1]:
@@ -172,7 +171,7 @@ def _contributions_of_few(
     winners: Tensor,
     scores: Scores,
     attention: str,
-    projection: tuple[Tensor, Tensor | None],
+    projection: Projection,
 ) -> Tensor:
     """The same, with weights and values of the U distinct winners only."""
     batch, length, width = elements.shape

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 def accumulator_dtype(device: torch.device) -> torch.dtype:
@@ -17,6 +18,20 @@ def accumulator_dtype(device: torch.device) -> torch.dtype:
     torch.float64
     """
     return torch.float32 if device.type == "mps" else torch.float64
+
+
+def working_dtype(dtype: torch.dtype) -> torch.dtype:
+    """float32 for float16 and bfloat16, whose sums and logits overflow or round away; else itself.
+
+    >>> working_dtype(torch.float16), working_dtype(torch.float64)
+    (torch.float32, torch.float64)
+    """
+    return torch.promote_types(dtype, torch.float32)
+
+
+def widened(tensor: Tensor) -> Tensor:
+    """The tensor in its working dtype."""
+    return tensor.to(working_dtype(tensor.dtype))
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
@@ -37,11 +52,30 @@ def needs_plain_formula() -> bool:
     """
     return (
         torch.compiler.is_compiling()
-        or torch._C._are_functorch_transforms_active()
-        or forward_ad._current_level >= 0
+        or transforms()
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._is_tracing()
     )
+
+
+def transforms() -> bool:
+    """Whether a transform of torch.func or forward-mode AD is active."""
+    return bool(torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0)
+
+
+def differentiable_attention() -> AbstractContextManager[object]:
+    """A context in which torch's attention can be differentiated forward; its kernels cannot."""
+    if torch.compiler.is_compiling() or forward_ad._current_level < 0:
+        return nullcontext()
+    return sdpa_kernel(SDPBackend.MATH)
+
+
+def vectorizes() -> bool:
+    """Whether torch.vmap is active, in which no shape may depend on a value."""
+    if torch.compiler.is_compiling() or not torch._C._are_functorch_transforms_active():
+        return False
+    stack = torch._C._functorch.get_interpreter_stack() or ()
+    return any(level.key() == torch._C._functorch.TransformType.Vmap for level in stack)
 
 
 def differentiate_again(

@@ -1,11 +1,11 @@
 """From elements to logits, and from logits to weights over slots.
 
 A scores object is a tuple of tensors with a method, `logits`, and the `room` that an element takes on
-the way there, in numbers. Several forms exist because they
-cost differently: `FoldedScores` multiplies the query into the key projection beforehand, so that
-no key is ever computed; `KeyScores` keeps the two apart, which is cheaper when there are many
-slots and wide elements; `CosineScores` must see the key, to normalise it; `GatedScores` are a small
-network of their own.
+the way there, in numbers. The tensors are float32 or wider: logits of narrower types overflow, and
+weights underflow. Several forms exist because they cost differently: `FoldedScores` multiplies the
+query into the key projection beforehand, so that no key is ever computed; `KeyScores` keeps the two
+apart, which is cheaper when there are many slots and wide elements; `CosineScores` must see the key,
+to normalise it; `GatedScores` are a small network of their own.
 """
 
 from __future__ import annotations
@@ -17,8 +17,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm, linear
 
+from setfold.kernels.modes import needs_plain_formula, widened
+
 ATTENTIONS = ("sigmoid", "softmax")
 EPSILON = 1e-8  # the paper's, added to every sigmoid
+LAYER_NORM_EPSILON = 1e-5
+KEY_SIZE = 2.0**24  # so large that the epsilon of layer_norm vanishes
 
 
 class FoldedScores(NamedTuple):
@@ -73,8 +77,8 @@ class CosineScores(NamedTuple):
     offset: Tensor  # (K,)
 
     def logits(self, elements: Tensor) -> Tensor:
-        keys = linear(elements, self.key_weight, self.key_bias)
-        return linear(layer_norm(keys, keys.shape[-1:]), self.query, self.offset)
+        keys = _normalized(linear(elements, self.key_weight, self.key_bias))
+        return linear(keys, self.query, self.offset)
 
     @property
     def num_slots(self) -> int:
@@ -109,7 +113,29 @@ class GatedScores(NamedTuple):
         return self.num_slots + 3 * self.out_weight.shape[1]
 
 
+def _normalized(keys: Tensor) -> Tensor:
+    """`layer_norm` of keys of any size; the squares of huge ones overflow, and it returns zeros.
+
+    Huge keys are scaled down to KEY_SIZE first. The normalization cancels the factor.
+    """
+    shape = keys.shape[-1:]
+    if not (needs_plain_formula() or keys.is_meta or keys.numel() == 0):
+        normal, _, inverse = torch.native_layer_norm(keys, shape, None, None, LAYER_NORM_EPSILON)
+        if inverse.detach().amin().item() > 0:
+            return normal
+    largest = keys.detach().abs().amax(-1, keepdim=True)
+    huge = largest > torch.finfo(keys.dtype).max ** 0.4
+    scaled = keys / torch.where(huge, largest / KEY_SIZE, 1)
+    return layer_norm(scaled, shape, eps=LAYER_NORM_EPSILON)
+
+
 Scores = FoldedScores | KeyScores | CosineScores | GatedScores
+Projection = tuple[Tensor, Tensor | None]  # weight (d_out, d) and bias (d_out,) of the values
+
+
+def has_own_slots(scores: Scores) -> bool:
+    """Whether the slots differ by set."""
+    return isinstance(scores, FoldedScores) and scores.own
 
 
 def folded_heads(
@@ -123,13 +149,15 @@ def folded_heads(
         key_bias: (e,) or None.
         num_heads: the number H of heads, which divides e.
     """
+    query, key_weight = widened(query), widened(key_weight)
     heads = query.unflatten(-1, (num_heads, -1))  # (K, H, e / H)
     heads = heads * heads.shape[-1] ** -0.5
     matrix = torch.einsum("khe,hed->dhk", heads, key_weight.unflatten(0, (num_heads, -1)))
     if key_bias is None:
         offset = matrix.new_zeros(1, *matrix.shape[1:])
     else:
-        offset = torch.einsum("khe,he->hk", heads, key_bias.unflatten(0, (num_heads, -1)))[None]
+        biases = widened(key_bias).unflatten(0, (num_heads, -1))
+        offset = torch.einsum("khe,he->hk", heads, biases)[None]
     return FoldedScores(torch.cat([matrix, offset]).flatten(1))
 
 

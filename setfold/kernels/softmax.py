@@ -1,8 +1,9 @@
-"""sum_i exp(l_ij - m_j) [x_i, 1] with m_j = max_i l_ij over the elements, in constant memory.
+"""sum_i exp(l_ij - m_j) [v_i, 1] with m_j = max_i l_ij over the elements, in constant memory.
 
-These are the numerator and denominator of a softmax over elements. The peak m keeps every
-exponential in (0, 1], so logits of any size are safe. Numerator and denominator are relative to the
-same peak, so the peak is a constant for the gradient.
+These are the numerator and denominator of a mean with weights exp(l_ij): a softmax over elements,
+or, with logits that are normalized over the slots first, weights that sum to 1 over the slots. The
+peak m keeps every exponential in (0, 1] and the largest one at 1, so logits of any size are safe.
+Numerator and denominator are relative to the same peak, so the peak is a constant for the gradient.
 
 - `_weighted_sums`: the formula, for torch.compile, torch.export, small inputs and replayed tiles.
 - `_stream`: tile by tile; rescales the sums when a tile has a larger logit.
@@ -15,40 +16,67 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.functional import linear, pad
 
-from setfold.kernels.modes import accumulator_dtype
+from setfold.kernels.modes import accumulator_dtype, needs_plain_formula
 from setfold.kernels.replay import differentiable_once, replayed_gradients
-from setfold.kernels.scores import FoldedScores, Scores
+from setfold.kernels.scores import FoldedScores, Projection, Scores, has_own_slots
 from setfold.kernels.sums import PLAIN_ROWS, transposed_product
 from setfold.kernels.tiles import tile_rows, tiles
 
 FEW_ROWS = 64
 
 
-def softmax_sums(elements: Tensor, mask: Tensor | None, scores: Scores) -> tuple[Tensor, Tensor]:
+def softmax_sums(
+    elements: Tensor,
+    mask: Tensor | None,
+    scores: Scores,
+    projection: Projection | None = None,
+    over_slots: bool = False,
+) -> tuple[Tensor, Tensor]:
     """The peak of the logits, and the elements summed with exponential weights relative to it.
 
     Args:
         elements: (B, n, d); masked rows must be finite.
         mask: (B, n), True where present, or None.
         scores: maps elements to Q logits.
+        projection: weight (d_out, d) and bias of the value; None sums the elements themselves.
+        over_slots: whether to normalize the logits of each element first, so that its weights sum
+            to 1 over the Q slots.
 
     Returns:
-        m (B, Q), -inf for a set without elements, and sum_i exp(l_i - m) [x_i, 1] (B, Q, d + 1).
+        m (B, Q), -inf for a set without elements, and sum_i exp(l_i - m) [v_i, 1] (B, Q, p + 1).
     """
     batch, length, width = elements.shape
     if elements.numel() == 0:
         shape = (batch, scores.num_slots)
-        return elements.new_full(shape, -torch.inf), elements.new_zeros(*shape, width + 1)
-    compiling = torch.compiler.is_compiling()
-    if compiling or batch * length <= PLAIN_ROWS:
-        logits = _mask_logits(scores.logits(elements), mask)
-        peak = logits.detach().amax(1) if compiling else _largest(logits.detach())  # (B, Q)
-        return peak, _weighted_sums(elements, logits, peak)
+        summed = width if projection is None else projection[0].shape[0]
+        return elements.new_full(shape, -torch.inf), elements.new_zeros(*shape, summed + 1)
+    plain = needs_plain_formula()
+    if plain or batch * length <= PLAIN_ROWS or has_own_slots(scores):
+        logits = _mask_logits(_normalized(scores.logits(elements), over_slots), mask)
+        peak = logits.detach().amax(1) if plain else _largest(logits.detach())  # (B, Q)
+        return peak, _weighted_sums(_values(elements, projection), logits, peak)
     if torch.is_grad_enabled():
-        return _Streamed.apply(elements, mask, type(scores), *scores)
-    return _stream(elements, mask, scores)
+        tensors = (*scores, *(projection or ()))
+        return _Streamed.apply(elements, mask, type(scores), over_slots, *tensors)
+    return _stream(elements, mask, scores, projection, over_slots)
+
+
+def one_tile_log_weights(elements: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """`softmax_sums` over slots of one set that fits in cache, in as few calls as possible.
+
+    Args:
+        elements: (n, d), with n at least 1.
+        matrix: (d + 1, K), of the scores.
+
+    Returns:
+        m (K,) and the sums (K, d + 1).
+    """
+    padded = torch.constant_pad_nd(elements, (0, 1), 1.0)
+    logits = torch.log_softmax(torch.mm(padded, matrix), -1)
+    peak = logits.amax(0)
+    return peak, transposed_product(logits.sub_(peak).exp_(), padded)
 
 
 def exponentials(logits: Tensor, peak: Tensor) -> Tensor:
@@ -56,10 +84,17 @@ def exponentials(logits: Tensor, peak: Tensor) -> Tensor:
     return torch.exp(logits - finite(peak).unsqueeze(1))
 
 
-def _weighted_sums(elements: Tensor, logits: Tensor, peak: Tensor) -> Tensor:
-    """The sums (b, Q, d + 1) of elements (b, r, d), given logits (b, r, Q) and peaks (b, Q)."""
-    values = pad(elements, (0, 1), value=1.0)
-    return exponentials(logits, peak).transpose(1, 2) @ values
+def _normalized(logits: Tensor, over_slots: bool) -> Tensor:
+    return logits.log_softmax(-1) if over_slots else logits
+
+
+def _values(elements: Tensor, projection: Projection | None) -> Tensor:
+    return elements if projection is None else linear(elements, *projection)
+
+
+def _weighted_sums(values: Tensor, logits: Tensor, peak: Tensor) -> Tensor:
+    """The sums (b, Q, p + 1) of values (b, r, p), given logits (b, r, Q) and peaks (b, Q)."""
+    return exponentials(logits, peak).transpose(1, 2) @ pad(values, (0, 1), value=1.0)
 
 
 def _mask_logits(logits: Tensor, mask: Tensor | None) -> Tensor:
@@ -71,31 +106,38 @@ def finite(peak: Tensor) -> Tensor:
     return peak.masked_fill(peak == -torch.inf, 0)
 
 
-def _stream(elements: Tensor, mask: Tensor | None, scores: Scores) -> tuple[Tensor, Tensor]:
+def _stream(
+    elements: Tensor,
+    mask: Tensor | None,
+    scores: Scores,
+    projection: Projection | None,
+    over_slots: bool,
+) -> tuple[Tensor, Tensor]:
     """Peak and sums, tile by tile without a graph."""
     batch, length, width = elements.shape
     precise = accumulator_dtype(elements.device)
     rows = min(tile_rows(width + scores.room, elements.element_size()), batch * length)
     shape = (batch, scores.num_slots)
+    summed = width if projection is None else projection[0].shape[0]
     peak = torch.full(shape, -torch.inf, dtype=precise, device=elements.device)
-    sums = torch.zeros(*shape, width + 1, dtype=precise, device=elements.device)
+    sums = torch.zeros(*shape, summed + 1, dtype=precise, device=elements.device)
     room = elements.new_empty(rows, scores.num_slots)
     for sets, part in tiles(batch, length, rows):
         tile = elements[sets, part]  # (b, r, d)
         shown = None if mask is None else mask[sets, part]
-        logits = _logits(tile, scores, room)
+        logits = _logits(tile, scores, room, over_slots)
         if shown is not None:
             logits.masked_fill_(~shown.unsqueeze(-1), -torch.inf)
         before = peak[sets]
         now = torch.maximum(before, _largest(logits))
         scale = torch.exp(before - finite(now)).unsqueeze_(-1)  # (b, Q, 1); 0 for the first tile
         weights = logits.sub_(finite(now).to(logits.dtype).unsqueeze(1)).exp_()
-        total = sums[sets].mul_(scale)
+        total, values = sums[sets].mul_(scale), _values(tile, projection)
         if tile.shape[0] == 1:
-            total[0, :, :-1] += transposed_product(weights[0], tile[0])
+            total[0, :, :-1] += transposed_product(weights[0], values[0])
             total[0, :, -1] += weights[0].sum(0)
         else:
-            total[..., :-1] += torch.bmm(weights.transpose(1, 2), tile)
+            total[..., :-1] += torch.bmm(weights.transpose(1, 2), values)
             total[..., -1] += weights.sum(1)
         peak[sets] = now
     return peak, sums
@@ -112,14 +154,16 @@ def _largest(logits: Tensor) -> Tensor:
     return logits.amax(1)
 
 
-def _logits(tile: Tensor, scores: Scores, room: Tensor) -> Tensor:
+def _logits(tile: Tensor, scores: Scores, room: Tensor, over_slots: bool) -> Tensor:
     """Logits (b, r, Q) that the caller may overwrite. Folded scores write them to `room`."""
-    if not isinstance(scores, FoldedScores):
-        return scores.logits(tile)
-    flat = tile.reshape(-1, tile.shape[-1])
-    matrix, offset = scores.matrix[:-1], scores.matrix[-1]
-    logits = torch.addmm(offset, flat, matrix, out=room[: len(flat)])
-    return logits.view(*tile.shape[:2], -1)
+    if isinstance(scores, FoldedScores):
+        flat = tile.reshape(-1, tile.shape[-1])
+        matrix, offset = scores.matrix[:-1], scores.matrix[-1]
+        logits = torch.addmm(offset, flat, matrix, out=room[: len(flat)])
+        logits = logits.view(*tile.shape[:2], -1)
+    else:
+        logits = scores.logits(tile)
+    return torch.log_softmax(logits, -1, out=logits) if over_slots else logits
 
 
 class _Streamed(torch.autograd.Function):
@@ -127,11 +171,16 @@ class _Streamed(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, elements: Tensor, mask: Tensor | None, form: type[Scores], *tensors: Tensor
+        ctx: Any,
+        elements: Tensor,
+        mask: Tensor | None,
+        form: type[Scores],
+        over_slots: bool,
+        *tensors: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        peak, sums = _stream(elements, mask, form(*tensors))
+        peak, sums = _stream(elements, mask, *_parts(form, tensors), over_slots)
         ctx.save_for_backward(elements, mask, peak, *tensors)
-        ctx.form = form
+        ctx.form, ctx.over_slots = form, over_slots
         ctx.mark_non_differentiable(peak)
         return peak, sums
 
@@ -139,23 +188,32 @@ class _Streamed(torch.autograd.Function):
     @differentiable_once
     def backward(ctx: Any, _: Tensor, sums_grad: Tensor) -> tuple[Tensor | None, ...]:
         elements, mask, peak, *tensors = ctx.saved_tensors
-        need_elements, _, _, *need_tensors = ctx.needs_input_grad
-        if ctx.form is FoldedScores:
-            grads = _folded_gradients(elements, mask, peak, tensors[0], sums_grad, need_elements)
-            return grads[0], None, None, grads[1]
+        need_elements, _, _, _, *need_tensors = ctx.needs_input_grad
+        if ctx.form is FoldedScores and len(tensors) == 1:
+            grads = _folded_gradients(
+                elements, mask, peak, tensors[0], sums_grad, need_elements, ctx.over_slots
+            )
+            return grads[0], None, None, None, grads[1]
 
         def tile_sums(tile: Tensor, shown: Tensor | None, top: Tensor, *parts: Tensor) -> Tensor:
-            logits = _mask_logits(ctx.form(*parts).logits(tile), shown)
-            return _weighted_sums(tile, logits, top)
+            scores, projection = _parts(ctx.form, parts)
+            logits = _mask_logits(_normalized(scores.logits(tile), ctx.over_slots), shown)
+            return _weighted_sums(_values(tile, projection), logits, top)
 
-        room = ctx.form(*tensors).room
+        room = _parts(ctx.form, tensors)[0].room
         rows = tile_rows(elements.shape[2] + room, elements.element_size())
         peaks = (finite(peak).to(elements.dtype),)
         needs = [need_elements, *need_tensors]
         element_grad, tensor_grads = replayed_gradients(
             tile_sums, rows, elements, mask, tensors, needs, sums_grad, per_set=peaks
         )
-        return element_grad, None, None, *tensor_grads
+        return element_grad, None, None, None, *tensor_grads
+
+
+def _parts(form: type[Scores], tensors: Any) -> tuple[Scores, Projection | None]:
+    """Scores and projection from their tensors, laid out flat."""
+    number = len(form._fields)
+    return form(*tensors[:number]), tuple(tensors[number:]) or None
 
 
 def _folded_gradients(
@@ -165,8 +223,13 @@ def _folded_gradients(
     augmented: Tensor,
     sums_grad: Tensor,
     need_elements: bool,
+    over_slots: bool = False,
 ) -> tuple[Tensor | None, Tensor]:
-    """dL/dx and dL/dA from dL/dsums = G: with w = exp(l - m), dL/dl = w (G [x, 1])."""
+    """dL/dx and dL/dA from dL/dsums = G: with w = exp(l - m), dL/dl = w (G [x, 1]).
+
+    If the logits were normalized over slots, dL/d(logits before) = dL/dl - W sum_k dL/dl_k, with
+    the weights W = exp(l) = w exp(m).
+    """
     batch, length, width = elements.shape
     num_logits = augmented.shape[1]
     scores, matrix = FoldedScores(augmented), augmented[:-1]
@@ -176,19 +239,23 @@ def _folded_gradients(
     grads = torch.zeros_like(augmented, dtype=accumulator_dtype(elements.device))
     elements_grad = torch.empty_like(elements) if need_elements else None
     rows = min(tile_rows(width + 2 * num_logits, elements.element_size()), batch * length)
-    room = elements.new_empty(2, rows, num_logits)
+    room, ones = elements.new_empty(3, rows, num_logits), elements.new_ones(num_logits)
     for sets, part in tiles(batch, length, rows):
         tile = elements[sets, part]
         flat = tile.reshape(-1, width)  # (r, d)
         shaped = (*tile.shape[:2], num_logits)
-        weights, grad = room[:, : len(flat)]  # each (r, Q)
-        _logits(tile, scores, weights).sub_(highest[sets].unsqueeze(1))
+        weights, grad, share = room[:, : len(flat)]  # each (r, Q)
+        top = highest[sets].unsqueeze(1)  # (b, 1, Q)
+        _logits(tile, scores, weights, over_slots).sub_(top)
         if mask is not None:  # before exp: masked logits may be far above the peak
             weights.masked_fill_(~mask[sets, part].reshape(-1, 1), -torch.inf)
         weights.clamp_(max=0).exp_()  # only rounding can put a logit above the peak
         offsets = upstream[sets, -1:]
         torch.baddbmm(offsets, tile, upstream[sets, :-1], out=grad.view(shaped))
         grad.mul_(weights)
+        if over_slots:
+            torch.mul(weights.view(shaped), top.exp(), out=share.view(shaped))
+            grad.addcmul_(share, torch.mv(grad, ones).unsqueeze_(-1), value=-1)
         grads[:-1] += transposed_product(flat, grad)
         grads[-1] += grad.sum(0)
         if elements_grad is not None:

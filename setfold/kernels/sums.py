@@ -22,7 +22,16 @@ from torch.nn.functional import linear
 from setfold.kernels.modes import accumulator_dtype, differentiate_again, needs_plain_formula
 from setfold.kernels.ragged import Group, gather, packs
 from setfold.kernels.replay import summed_over_tiles
-from setfold.kernels.scores import EPSILON, FoldedScores, Scores, weigh, weigh_, weigh_few_
+from setfold.kernels.scores import (
+    EPSILON,
+    FoldedScores,
+    Projection,
+    Scores,
+    has_own_slots,
+    weigh,
+    weigh_,
+    weigh_few_,
+)
 from setfold.kernels.tiles import is_one_tile, tile_rows, tiles
 
 PLAIN_ROWS = 4096  # up to here plain autograd is faster than recomputing
@@ -35,7 +44,7 @@ def slot_sums(
     mask: Tensor | None,
     scores: Scores,
     attention: str,
-    projection: tuple[Tensor, Tensor | None] | None = None,
+    projection: Projection | None = None,
     gradients_only: bool = False,
 ) -> Tensor:
     """Sum the weighted elements (or their values) of each set, slot by slot.
@@ -59,7 +68,7 @@ def slot_sums(
         return _unweighted_sums(elements, mask, projection)
     tracked = torch.is_grad_enabled()
     small = tracked and batch * length <= PLAIN_ROWS
-    if needs_plain_formula() or small or _has_own_slots(scores):
+    if needs_plain_formula() or small or has_own_slots(scores):
         return plain_sums(elements, mask, attention, scores, projection)
     if isinstance(scores, FoldedScores) and projection is None:
         if tracked:
@@ -76,7 +85,7 @@ def ragged_sums(
     groups: Iterable[Group],
     scores: Scores,
     attention: str,
-    projection: tuple[Tensor, Tensor | None] | None = None,
+    projection: Projection | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """`slot_sums` of sets of different lengths, without a graph, some sets at a time.
 
@@ -95,6 +104,7 @@ def ragged_sums(
     """
     if isinstance(scores, FoldedScores):
         scores = FoldedScores(scores.matrix.contiguous())
+    elements = elements.resolve_neg()  # for numpy
     width, num_slots = elements.shape[1], scores.num_slots
     summed = width if projection is None else projection[0].shape[0]
     most_rows = tile_rows(width + scores.room, elements.element_size())
@@ -145,10 +155,10 @@ def plain_sums(
     mask: Tensor | None,
     attention: str,
     scores: Scores,
-    projection: tuple[Tensor, Tensor | None] | None = None,
+    projection: Projection | None = None,
 ) -> Tensor:
     """The formula itself, differentiable, with B x n x K weights in memory."""
-    if elements.shape[0] == 1 and not _has_own_slots(scores):  # with matrices, half the nodes
+    if elements.shape[0] == 1 and not has_own_slots(scores):  # with matrices, half the nodes
         elements, mask = elements[0], None if mask is None else mask[0]
     values = elements if projection is None else linear(elements, *projection)
     values = torch.constant_pad_nd(values, (0, 1), 1.0)  # (B, n, p + 1)
@@ -161,11 +171,6 @@ def plain_sums(
         weights = weights * mask.unsqueeze(-1)
     sums = weights.mT @ values
     return sums if sums.dim() == 3 else sums.unsqueeze(0)
-
-
-def _has_own_slots(scores: Scores) -> bool:
-    """Whether the slots differ by set."""
-    return isinstance(scores, FoldedScores) and scores.own
 
 
 def _sums_from_tensors(
@@ -183,7 +188,7 @@ def _sums_from_tensors(
 
 
 def _unweighted_sums(
-    elements: Tensor, mask: Tensor | None, projection: tuple[Tensor, Tensor | None] | None
+    elements: Tensor, mask: Tensor | None, projection: Projection | None
 ) -> Tensor:
     precise = accumulator_dtype(elements.device)
     batch, length, _ = elements.shape

@@ -10,6 +10,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from setfold.core.arguments import check_flags, check_positive, check_sizes
 from setfold.errors import DescriptionError, InputError
 from setfold.laws.consistency import CONSISTENCY
 from setfold.laws.diagnosis import diagnose
@@ -22,6 +23,7 @@ from setfold.laws.survey import compare
 
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5}
 SIZES = ((1, 1), (1, 2), (1, 3), (2, 4), (1, 7), (3, 11), (2, 40))  # (B, n), smallest first
+SCALES = (1.0, 0.01, 10.0)  # sizes of the elements, in turn
 
 
 def check(
@@ -60,6 +62,12 @@ def check(
     """
     if not isinstance(model, nn.Module):
         raise InputError(f"check takes a torch.nn.Module; got {type(model).__name__}.")
+    check_flags(processes=processes)
+    _check_seed(seed)
+    tolerances = TOLERANCES if tolerances is None else tolerances
+    _check_tolerances(tolerances)
+    if dim_in is not None:
+        check_sizes(dim_in=dim_in)
     own = getattr(model, "dim_in", None)
     width = own if dim_in is None else dim_in
     if width is None:
@@ -71,7 +79,6 @@ def check(
         raise InputError(
             f"dim_in must be {own}, the dim_in of the model; got {dim_in}. Leave dim_in out."
         )
-    tolerances = TOLERANCES if tolerances is None else tolerances
     not_streaming = streams(model)
     findings = []
     with _single_thread(), torch.random.fork_rng(devices=[]):
@@ -114,7 +121,26 @@ def check_all(
     >>> survey["FSPool"].verdict
     'cannot be folded'
     """
+    check_flags(processes=processes)
+    _check_seed(seed)
     return compare(check, progress, processes=processes, seed=seed)
+
+
+def _check_seed(seed: object) -> None:
+    if not isinstance(seed, int) or isinstance(seed, bool):
+        raise InputError(f"seed must be an integer; got {seed!r}.")
+
+
+def _check_tolerances(tolerances: object) -> None:
+    if not isinstance(tolerances, dict) or not tolerances:
+        raise InputError(
+            "tolerances must be a dict of dtypes and relative errors, such as {torch.float64: "
+            f"1e-12}}; got {tolerances!r}."
+        )
+    for dtype, tolerance in tolerances.items():
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+            raise InputError(f"tolerances must be by floating-point dtype; got {dtype!r}.")
+        check_positive(tolerance=tolerance)
 
 
 def _test_law(
@@ -169,10 +195,12 @@ def cases(
     once: bool = False,
     device: torch.device | None = None,
 ) -> Iterator[Case]:
-    """Random cases, from one element to several dozen."""
+    """Random cases, from one element to several dozen, of several sizes; some elements are equal."""
     draw = torch.Generator().manual_seed(seed)
-    for batch, length in SIZES[-2:-1] if once else SIZES:
+    for number, (batch, length) in enumerate(SIZES[-2:-1] if once else SIZES):
         elements = torch.randn(batch, length, dim_in, generator=draw, dtype=torch.float64)
+        elements *= SCALES[number % len(SCALES)]
+        elements[:, 2::3] = elements[:, :1]  # ties, within chunks and between them
         lengths = _random_lengths(length, draw)
         yield Case(
             elements=elements.to(dtype).to(device),

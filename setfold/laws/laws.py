@@ -318,7 +318,12 @@ def equal_gradients(model: Model, case: Case) -> Iterator[Pair]:
         if not loss.requires_grad:  # there are no elements
             return [torch.zeros_like(w) for w in wanted]
         found = torch.autograd.grad(loss, wanted, allow_unused=True)
-        return [torch.zeros_like(w) if f is None else f for w, f in zip(wanted, found, strict=True)]
+        of_elements, *others = (
+            torch.zeros_like(w) if f is None else f for w, f in zip(wanted, found, strict=True)
+        )
+        # the gradient of a maximum goes to any of the elements that are equal
+        equal = (elements.unsqueeze(1) == elements.unsqueeze(2)).all(-1)  # (B, n, n)
+        return [equal.to(of_elements.dtype) @ of_elements, *others]
 
     frame = () if streams(model) else getattr(model.initial_state(case.batch_size), "frame", ())
     same_slots = {"slots": [slots.detach() for slots in frame]} if frame else {}

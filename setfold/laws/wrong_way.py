@@ -7,12 +7,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from setfold.core.arguments import check_choice, check_sizes
 from setfold.core.encoder import SetEncoder
-from setfold.core.inputs import check_choice, check_sizes
 from setfold.core.statistic import spread
 from setfold.core.whole import WholeSetEncoder
 from setfold.encoders.slot_set import SlotSetEncoder
 from setfold.errors import InputError
+from setfold.kernels.modes import widened
 from setfold.kernels.scores import weigh
 
 PUBLISHED_AGGREGATES = ("sum", "mean", "max", "min")
@@ -108,8 +109,9 @@ class PublishedSlotSetEncoder(WholeSetEncoder):
             if number == 0 or self.redraw:
                 generator = torch.Generator().manual_seed(number) if self.redraw else None
                 scores = self.encoder.prepare(self.encoder.draw_frame(None, generator)).scores
-            weights = weigh(scores.logits(chunk), self.encoder.attention) * shown.unsqueeze(-1)
-            sums.append(weights.transpose(1, 2) @ self.encoder.to_value(chunk))
+            weights = weigh(scores.logits(widened(chunk)), self.encoder.attention)
+            shown_weights = (weights * shown.unsqueeze(-1)).to(chunk.dtype)
+            sums.append(shown_weights.transpose(1, 2) @ self.encoder.to_value(chunk))
             present.append(shown.any(1))
         stacked = torch.stack(sums, 1)  # (B, chunks, K, d_out)
         seen = torch.stack(present, 1)[..., None, None]

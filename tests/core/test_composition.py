@@ -263,7 +263,7 @@ def test_slot_pool_adds_up_or_averages_slots():
     encoding = draw(2, 4, 3)
     assert_close(setfold.SlotPool("sum")(encoding), encoding.sum(1), **TIGHT)
     assert_close(setfold.SlotPool()(encoding), encoding.mean(1), **TIGHT)
-    with pytest.raises(setfold.InputError, match="'mean' or 'sum'; got 'max'"):
+    with pytest.raises(setfold.InputError, match="'mean', 'sum'; got 'max'"):
         setfold.SlotPool("max")
 
 

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import re
+import weakref
+from types import MethodType
 
 import pytest
 import torch
@@ -443,15 +446,8 @@ EXTENDED = {
 }
 
 
-@pytest.mark.usefixtures("grad")
-@pytest.mark.parametrize("changed", CHANGED)
-@pytest.mark.parametrize("name", EXTENDED)
-def test_what_a_subclass_changes_counts_in_forward_too(name, changed):
-    """Shortcuts must not go around a method that a subclass has changed."""
-    base, arguments = EXTENDED[name]
-    kind = type("Changed", (base,), CHANGED[changed](base))
-    torch.manual_seed(0)
-    model = kind(*arguments).double().eval()
+def assert_every_way_agrees(model):
+    """Forward, verbs and folds give the same."""
     index = torch.tensor([0, 0, 0, 0, 0])
     for elements in (draw(1, 5, 3), draw(2, 5, 3), draw(1, 6000, 3)):
         sets = len(elements)
@@ -463,3 +459,51 @@ def test_what_a_subclass_changes_counts_in_forward_too(name, changed):
         assert_close(setfold.fold(model, elements.split(2000, 1)), expected, **TIGHT)
         one = model(elements[0, :5], index=index, batch_size=1)
         assert_close(one, model(elements[:1, :5]), **TIGHT)
+
+
+@pytest.mark.usefixtures("grad")
+@pytest.mark.parametrize("changed", CHANGED)
+@pytest.mark.parametrize("name", EXTENDED)
+def test_what_a_subclass_changes_counts_in_forward_too(name, changed):
+    """Shortcuts must not go around a method that a subclass has changed."""
+    base, arguments = EXTENDED[name]
+    kind = type("Changed", (base,), CHANGED[changed](base))
+    torch.manual_seed(0)
+    assert_every_way_agrees(kind(*arguments).double().eval())
+
+
+@pytest.mark.usefixtures("grad")
+@pytest.mark.parametrize("used", [False, True], ids=["new", "used before"])
+@pytest.mark.parametrize("changed", CHANGED)
+@pytest.mark.parametrize("name", EXTENDED)
+def test_what_an_instance_changes_counts_everywhere(name, changed, used, monkeypatch):
+    """Nor may they go around a method that was replaced in one encoder."""
+    base, arguments = EXTENDED[name]
+    torch.manual_seed(0)
+    model = base(*arguments).double().eval()
+    expected = [model(draw(sets, 5, 3)) for sets in (1, 2)] if used else None
+    kind = type("Changed", (base,), CHANGED[changed](base))
+    torch.manual_seed(0)
+    subclass = kind(*arguments).double().eval()
+    with monkeypatch.context() as patch:
+        ((method, function),) = CHANGED[changed](base).items()
+        patch.setattr(model, method, MethodType(function, model))
+        assert_every_way_agrees(model)
+        for elements in (draw(1, 5, 3), draw(2, 5, 3)):
+            assert_close(model(elements), subclass(elements), **TIGHT)
+    if used:  # and not any more when it is put back
+        assert_every_way_agrees(model)
+        for sets, before in zip((1, 2), expected, strict=True):
+            assert_close(model(draw(sets, 5, 3)), before, **TIGHT)
+
+
+def test_shortcuts_do_not_keep_classes_alive():
+    kind = type("Own", (setfold.SlotSetEncoder,), {})
+    alive = weakref.ref(kind)
+    with torch.no_grad():
+        encoder = kind(3, 4, 6, 5).eval()
+        encoder(torch.ones(1, 5, 3))
+        encoder.update(encoder.initial_state(), torch.ones(1, 5, 3))
+    del kind, encoder
+    gc.collect()
+    assert alive() is None

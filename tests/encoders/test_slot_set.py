@@ -187,6 +187,140 @@ def test_an_exported_forward_takes_any_number_of_sets_and_elements():
     torch.testing.assert_close(exported(elements), encoder(elements))
 
 
+# ---- weights that underflow ----------------------------------------------------------------------
+
+
+def steep(gap, aggregate="weighted_mean", **changes):
+    """Logits of 0, -gap, -2 gap, ... for every element, and values that are the elements."""
+    changes = {"dim_in": 3, "dim_slot": 3, "dim_out": 3, "slots": "learned"} | changes
+    encoder = make(aggregate=aggregate, attention="softmax", **changes)
+    with torch.no_grad():
+        for parameter in encoder.parameters():
+            parameter.zero_()
+        if encoder.similarity == "cosine":
+            encoder.to_bias.weight[0, 0] = gap
+        else:
+            encoder.to_key.bias[0] = gap * 3**0.5
+            encoder.to_query.weight[0, 0] = 1
+        places = torch.arange(encoder.num_slots)
+        encoder.slot_values[:, 0], encoder.norm.weight[0] = -places.double(), 1
+        encoder.norm.forward = lambda slots: slots  # logits of these sizes and no others
+        encoder.to_value.weight.copy_(torch.eye(3))
+    return encoder
+
+
+GAPS = [0.0, 1.0, 80.0, 110.0, 800.0, 1e5, 1e30]
+
+
+@pytest.mark.parametrize("tracked", [True, False])
+@pytest.mark.parametrize("similarity", ["dot", "cosine"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("gap", GAPS)
+def test_one_element_reads_its_value_in_every_slot(gap, dtype, similarity, tracked):
+    encoder = steep(gap, similarity=similarity).to(dtype)
+    element = torch.tensor([[[0.3, -1e-3, 1e4]]], dtype=dtype)
+    expected = element.expand(1, 4, 3)
+    mask, index = torch.tensor([[False, True]]), torch.zeros(1, dtype=torch.long)
+    with torch.set_grad_enabled(tracked):
+        padded = torch.cat([torch.full_like(element, torch.nan), element], 1)
+        for found in (
+            encoder(element),
+            encoder.readout(encoder.update(encoder.initial_state(), element)),
+            encoder(padded, mask),
+            encoder(element[0], index=index, batch_size=1),
+            setfold.fold(encoder, [element, element[:, :0]]),
+        ):
+            torch.testing.assert_close(found, expected, rtol=4 * torch.finfo(dtype).eps, atol=0)
+
+
+WAYS = {
+    "one chunk": lambda encoder, elements: encoder(elements),
+    "chunks": lambda encoder, elements: setfold.fold(encoder, elements.split([1, 0, 7, 4992], 1)),
+    "graph": lambda encoder, elements: setfold.fold(
+        encoder, elements.split([1, 0, 7, 4992], 1), gradient="autograd"
+    ),
+}
+
+
+@pytest.mark.parametrize("changes", [{}, {"num_slots": 40, "dim_in": 8, "dim_out": 4}], ids=[*"ab"])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("sharp", [1.0, 1e4])
+def test_sums_relative_to_the_largest_weight_are_those_of_logarithms(way, sharp, changes):
+    """Values and gradients in float64 are those of torch's logsumexp; weights may underflow."""
+    torch.manual_seed(0)
+    aggregate = ["mass", "weighted_mean", "sum"]
+    encoder = make(aggregate=aggregate, attention="softmax", slots="learned", **changes)
+    assert encoder.folded == (not changes)
+    with torch.no_grad():
+        encoder.to_key.bias.mul_(sharp)  # far from each other, for all elements
+    elements = torch.randn(1, 5000, encoder.dim_in, dtype=torch.float64, requires_grad=True)
+    wanted = [elements, *encoder.parameters()]
+    logits = encoder.prepare(encoder.initial_state().frame).scores.logits(elements)
+    shares = logits.log_softmax(-1)
+    values = encoder.to_value(elements)
+    expected = torch.cat(
+        [
+            shares.exp().mean(1).unsqueeze(-1),
+            shares.softmax(1).transpose(1, 2) @ values,
+            shares.exp().transpose(1, 2) @ values,
+        ],
+        -1,
+    )
+    if sharp > 1:
+        assert (shares.amax(1) < -700).any()  # exp is zero even in float64
+    found = WAYS[way](encoder, elements)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    slope = torch.randn(expected.shape, dtype=torch.float64)
+    scale = torch.tensor([1.0] + [1.0] * encoder.dim_out + [1e-3] * encoder.dim_out).double()
+    by_us = torch.autograd.grad((found * slope * scale).sum(), wanted, allow_unused=True)
+    by_torch = torch.autograd.grad((expected * slope * scale).sum(), wanted, allow_unused=True)
+    for ours, theirs in zip(by_us, by_torch, strict=True):
+        assert (ours is None) == (theirs is None)
+        if ours is not None:
+            torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-8 * sharp)
+
+
+def test_sets_with_slots_of_their_own_keep_a_peak_each():
+    encoder = steep(110.0).float().train()
+    frames = [torch.randn(1, 4, 3) * 40 for _ in range(3)]
+    states = [encoder.initial_state(1, slots=frame) for frame in frames]
+    elements = torch.randn(3, 9, 3)
+    together = encoder.readout(encoder.update(setfold.SetState.stack(states), elements))
+    for number, state in enumerate(states):
+        alone = encoder.readout(encoder.update(state, elements[number : number + 1]))
+        torch.testing.assert_close(together[number : number + 1], alone)
+
+
+def test_a_hierarchy_reads_slots_of_little_weight():
+    upper = make(dim_in=3)
+    encoder = setfold.HierarchicalSlotSetEncoder([steep(110.0), upper]).float().eval()
+    element = torch.tensor([[[0.3, 2.0, 1.0]]])
+    expected = upper.encode(element.expand(1, 4, 3), upper.initial_state().frame[0])
+    torch.testing.assert_close(encoder(element), expected)
+
+
+def test_a_quotient_of_softmax_weights_cannot_remove_elements_and_others_can():
+    elements = torch.randn(1, 9, 3, dtype=torch.float64)
+    for aggregate in ("weighted_mean", ["sum", "weighted_mean"]):
+        encoder = make(aggregate=aggregate, attention="softmax")
+        state = encoder.update(encoder.initial_state(), elements)
+        with pytest.raises(setfold.NotRemovableError, match="Softmax cannot remove"):
+            encoder.remove(state, elements)
+    for changes in ({"aggregate": ["sum", "mass"], "attention": "softmax"}, {"aggregate": "mean"}):
+        encoder = make(**changes)
+        state = encoder.update(encoder.initial_state(), elements)
+        assert not encoder.readout(encoder.remove(state, elements)).any()
+
+
+@pytest.mark.parametrize("tracked", [True, False])
+def test_logits_that_overflow_do_not_pass_for_an_empty_slot(tracked):
+    encoder = steep(1e30).float()
+    with torch.no_grad():
+        encoder.to_query.weight.mul_(-1e10)
+    with torch.set_grad_enabled(tracked), pytest.raises(setfold.NonFiniteError):
+        encoder(torch.ones(1, 5, 3))
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_cuda_agrees_with_the_cpu():
     encoder = make()

@@ -10,7 +10,7 @@ from torch import nn
 
 import setfold
 from setfold.core.state import SetState
-from setfold.core.statistic import join
+from setfold.core.statistic import Field, Statistic, join
 from setfold.errors import SetfoldError
 from setfold.laws.laws import LAWS
 
@@ -514,3 +514,58 @@ def test_a_report_of_a_model_that_diverges_is_json():
 
     report = setfold.check(Diverges(), dim_in=3)
     json.dumps(report.as_dict(), allow_nan=False)
+
+
+# ---- what only some elements show ----------------------------------------------------------------
+
+
+class Compared(Statistic):
+    """A maximum whose gradient goes to every chunk that reaches it, so that ties count twice."""
+
+    empty = (-torch.inf,)
+
+    def join(self, left, right):
+        return (torch.maximum(left[0], right[0]),)
+
+    def pull(self, grads, joined, piece):
+        return (torch.where(piece[0] == joined[0], grads[0], 0),)
+
+
+class Low(Compared):
+    """A maximum that begins with what is small for elements of ordinary size."""
+
+    empty = (0.02,)
+    picks = True
+
+
+class Largest(setfold.StreamingSetEncoder):
+    """The largest size of each feature, by one of these statistics."""
+
+    def __init__(self, statistic):
+        super().__init__()
+        self.dim_in = 3
+        self.statistic = statistic
+        self.register_buffer("like", torch.empty(0))
+
+    def fields(self, frame):
+        return {"largest": Field(self.statistic, (3,))}
+
+    def absorb(self, elements, mask, prepared):
+        hidden = elements.new_zeros(elements.shape[:2], dtype=torch.bool) if mask is None else ~mask
+        shown = elements.abs().masked_fill(hidden.unsqueeze(-1), -torch.inf)
+        return {"largest": (shown.max(1).values,)}
+
+    def finish(self, statistics, count, prepared):
+        (value,) = statistics["largest"]
+        if isinstance(count, torch.Tensor):
+            value = value.masked_fill((count == 0).unsqueeze(1), 0)
+        return value.to(self.like.dtype)
+
+
+def test_a_gradient_that_counts_ties_twice_is_found():
+    report = setfold.check(Largest(Compared()), processes=False)
+    assert report.broken == ("equal gradients",)
+
+
+def test_a_statistic_that_begins_with_a_small_number_is_found():
+    assert "forward" in setfold.check(Largest(Low()), processes=False).broken
