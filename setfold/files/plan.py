@@ -107,6 +107,8 @@ def make_plan(
             "the model computes in bfloat16, which neither Arrow nor NumPy can store. Compute in "
             "another dtype: --dtype float32."
         )
+    model_bytes = sum(part.nbytes for part in (*encoder.parameters(), *encoder.buffers()))
+    split_memory(memory, model_bytes, 1, 1)  # an error before anything is opened
     scan = _InputScan(encoder, columns, skip, memory)
     for path in states:
         scan.add_states(path)
@@ -120,7 +122,6 @@ def make_plan(
         raise InputError(
             f"none of the inputs can be used. The first error is: {scan.skipped[0].reason}"
         )
-    model_bytes = sum(part.nbytes for part in (*encoder.parameters(), *encoder.buffers()))
     row_bytes = estimate_row_bytes(encoder, scan.width or 1) + scan.id_bytes
     budget = split_memory(memory, model_bytes, scan.num_columns, row_bytes)
     batch_rows = max(1, int(budget.batch_rows / scan.elements_per_row))

@@ -86,7 +86,7 @@ def test_states_of_different_dtypes_are_not_merged(tmp_path, model, days):
 
 @pytest.mark.parametrize("dtype", ["float128", "int32", "", 64, torch.float64])
 def test_a_dtype_is_one_that_models_can_have(tmp_path, model, days, dtype):
-    with pytest.raises(setfold.InputError, match="dtype must be one of 'float64'"):
+    with pytest.raises(setfold.InputError, match=r"dtype must be (one of 'float64'|str)"):
         setfold.encode_sets(model, days, tmp_path / "out.npz", dtype=dtype)
 
 
