@@ -83,7 +83,8 @@ def test_paths_and_lists_of_any_kind_are_accepted(tmp_path):
     np.save(path, np.ones((4, 3), np.float32))
     for inputs in (path, str(path), [path], (str(path), path)):
         for out in (tmp_path / "out.npz", str(tmp_path / "out.npz")):
-            assert setfold.encode_sets(encoder(), inputs, out).elements == 4
+            summary = setfold.encode_sets(encoder(), inputs, out, overwrite=True)
+            assert summary.elements == 4
 
 
 def test_unknown_arguments_are_type_errors_as_everywhere(tmp_path):
