@@ -99,8 +99,7 @@ class StateFiles(Sealed):
             path = self.samples / f"{number}.arrow"
             out = self.samples / "out.arrow"
             inputs = self.samples / "rows.parquet"
-            setfold.encode_sets(encoder, inputs, out, set="user", states=path)
-            out.unlink()
+            setfold.encode_sets(encoder, inputs, out, set="user", states=path, overwrite=True)
             self.expected[path.name] = self._readout(path, out)
 
     def change(self, sample: Path, random: Random) -> None:
@@ -125,7 +124,7 @@ class StateFiles(Sealed):
         return self._readout(self.path, self.target / "out.arrow")
 
     def _readout(self, path: Path, out: Path) -> Any:
-        setfold.readout_states(path, out)
+        setfold.readout_states(path, out, overwrite=True)
         return content_of(out)
 
 
