@@ -11,6 +11,7 @@ from torch import nn
 
 from setfold.core.encoder import StreamingSetEncoder
 from setfold.errors import InputError, StateMismatchError
+from setfold.files.arguments import checked
 from setfold.files.columns import ColumnSpec, format_features
 from setfold.files.engines import local
 from setfold.files.execute import Job, execute
@@ -35,6 +36,7 @@ from setfold.files.run import Output, Summary
 from setfold.files.states import Provenance, model_from_bytes, model_to_bytes, read_provenance
 
 
+@checked
 def encode_sets(
     model: nn.Module,
     inputs: InputNames,
@@ -110,6 +112,7 @@ def encode_sets(
     return execute(request, paths, prepare, engine, settings)
 
 
+@checked
 def update_states(
     states: str | Path,
     inputs: InputNames,
@@ -186,6 +189,7 @@ def update_states(
     return execute(request, [new], prepare, engine, settings, in_place=in_place)
 
 
+@checked
 def merge_states(
     states: Sequence[str | Path],
     out: str | Path,
@@ -236,6 +240,7 @@ def merge_states(
     return execute(request, [new], prepare, local.steps, settings)
 
 
+@checked
 def readout_states(
     states: str | Path,
     out: str | Path,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from setfold.errors import InputError
 
@@ -254,12 +255,22 @@ def _id_type(name: str, kind: pa.DataType) -> pa.DataType:
         or kind == pa.binary_view()
     ):
         return pa.large_binary()
-    if pa.types.is_floating(kind) or pa.types.is_nested(kind):
+    if pa.types.is_floating(kind) or pa.types.is_nested(kind) or not _can_be_sorted(kind):
         raise InputError(
             f"the set column {name!r} is {kind}; expected integers or text. Convert it to one "
             "of them."
         )
     return kind
+
+
+def _can_be_sorted(kind: pa.DataType) -> bool:
+    """Whether Arrow can group and sort values of a type."""
+    empty = pa.array([], kind)
+    try:
+        pc.array_sort_indices(empty.dictionary_encode().dictionary)
+    except pa.ArrowNotImplementedError:
+        return False
+    return True
 
 
 def _check_present(name: str, names: list[str], path: Path) -> None:

@@ -76,6 +76,7 @@ def execute(
         job = _with_results(prepare(finished), request["command"], in_place)
         if resume and _is_complete(job):
             return summarize_complete(job.plan, job.outputs)
+        _check_ids(job)
         _check_inputs_are_kept(job.plan, paths, in_place)
         run = Run(job.plan, work, engine, job.outputs, options["progress"])
         _check_existing(run.journal, job, options, in_place)
@@ -91,6 +92,16 @@ def _check_targets(paths: Sequence[Path]) -> None:
         )
     for path in paths:
         check_target(path)
+
+
+def _check_ids(job: Job) -> None:
+    """Raise InputError if an output cannot store the set ids."""
+    for output in job.outputs:
+        if not output.sink.can_store(job.plan.set_type):
+            raise InputError(
+                f"the set ids are {job.plan.set_type}, which NumPy cannot store in {output.path}. "
+                "Write a .parquet or .arrow file instead."
+            )
 
 
 def _check_inputs_are_kept(plan: Plan, paths: Sequence[Path], in_place: bool) -> None:

@@ -49,6 +49,11 @@ class Sink(ABC):
         self.writer.write_table(table.replace_schema_metadata(schema.metadata))
         self.rows += len(table)
 
+    @classmethod
+    def can_store(cls, kind: pa.DataType) -> bool:
+        """Whether set ids of an Arrow type can be stored."""
+        return True
+
     @abstractmethod
     def _open_writer(self, schema: pa.Schema) -> Any:
         """Return an object with `write_table` and `close` that writes to `self.file`."""
@@ -89,6 +94,12 @@ class NpzSink(ArrowSink):
     """NumPy archive with three arrays: set (B,), count (B,) and encoding (B, ...)."""
 
     suffixes: ClassVar[tuple[str, ...]] = (".npz",)
+
+    @classmethod
+    def can_store(cls, kind: pa.DataType) -> bool:
+        if pa.types.is_large_string(kind) or pa.types.is_large_binary(kind):
+            return True
+        return bool(pa.array([], kind).to_numpy(zero_copy_only=False).dtype != object)
 
     def close(self) -> None:
         """Convert the Arrow file, in which the tables were collected, into arrays."""

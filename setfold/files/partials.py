@@ -24,6 +24,7 @@ import torch
 from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.state import SetState
 from setfold.errors import InputError, NonFiniteError, StateMismatchError
+from setfold.files.arguments import checked
 from setfold.files.columns import ColumnSpec, features_of
 from setfold.files.rows import rows_of
 from setfold.files.tables.arrow import FRAME, HEADER, combined
@@ -34,6 +35,7 @@ from setfold.files.tables.table import StateTable, element_dtypes, merged, read_
 DIGEST_BYTES = hashlib.sha256().digest_size
 
 
+@checked
 def partial_states(
     encoder: StreamingSetEncoder,
     rows: pa.RecordBatch | pa.Table,
@@ -74,6 +76,7 @@ def partial_states(
     return StateTable.of(encoder, found.sets, elements).to_arrow()
 
 
+@checked
 def merge_partials(tables: Iterable[pa.Table]) -> pa.Table:
     """Merge tables of partial states into one, sorted by set id.
 
@@ -98,6 +101,7 @@ def merge_partials(tables: Iterable[pa.Table]) -> pa.Table:
     return table.sorted().to_arrow()
 
 
+@checked
 def read_partials(encoder: StreamingSetEncoder, table: pa.Table) -> pa.Table:
     """Compute set, count and encoding of each set in a table of states.
 
@@ -126,6 +130,7 @@ def _check_finite(sets: pa.Array | pa.ChunkedArray, finite: np.ndarray, what: st
         )
 
 
+@checked
 def pack_partials(table: pa.Table) -> pa.Table:
     """Pack the states of a table as bytes, into the columns set and state.
 
@@ -154,6 +159,7 @@ def pack_partials(table: pa.Table) -> pa.Table:
     return pa.table({"set": table["set"], "state": states.cast(pa.binary())})
 
 
+@checked
 @torch.no_grad()
 def unpack_partials(encoder: StreamingSetEncoder, packed: pa.RecordBatch | pa.Table) -> pa.Table:
     """Return the table that was given to `pack_partials`.

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
+import torch
+from torch import Tensor
 
 from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.persist import digest_of
@@ -22,6 +23,8 @@ from setfold.files.inputs import Input, absolute, find_inputs
 from setfold.files.readers import Reader, open_reader
 from setfold.files.rows import rows_of
 from setfold.files.states import read_provenance
+from setfold.files.tables.table import element_dtypes
+from setfold.files.tables.usable import TOO_LARGE, find_unusable
 
 SHARD_ROWS = 1 << 20
 MAX_SHARDS = 1 << 14  # of one file; a header may list any number of rows
@@ -98,6 +101,14 @@ def make_plan(
         states: State files to start from.
         without: Files to leave out, as resolved paths.
     """
+    dtype = element_dtypes(encoder)[1]
+    if dtype == torch.bfloat16:
+        raise InputError(
+            "the model computes in bfloat16, which neither Arrow nor NumPy can store. Compute in "
+            "another dtype: --dtype float32."
+        )
+    model_bytes = sum(part.nbytes for part in (*encoder.parameters(), *encoder.buffers()))
+    split_memory(memory, model_bytes, 1, 1)  # an error before anything is opened
     scan = _InputScan(encoder, columns, skip, memory)
     for path in states:
         scan.add_states(path)
@@ -111,7 +122,6 @@ def make_plan(
         raise InputError(
             f"none of the inputs can be used. The first error is: {scan.skipped[0].reason}"
         )
-    model_bytes = sum(part.nbytes for part in (*encoder.parameters(), *encoder.buffers()))
     row_bytes = estimate_row_bytes(encoder, scan.width or 1) + scan.id_bytes
     budget = split_memory(memory, model_bytes, scan.num_columns, row_bytes)
     batch_rows = max(1, int(budget.batch_rows / scan.elements_per_row))
@@ -147,7 +157,7 @@ class _InputScan:
     def __init__(
         self, encoder: StreamingSetEncoder, columns: ColumnSpec, skip: bool, memory: int
     ) -> None:
-        self.columns, self.skip, self.memory = columns, skip, memory
+        self.encoder, self.columns, self.skip, self.memory = encoder, columns, skip, memory
         self.width = encoder.dim_in
         self.shards: list[Shard] = []
         self.inputs: dict[str, Stamp] = {}
@@ -231,18 +241,35 @@ class _InputScan:
 
     def _sample(self, reader: Reader, names: list[str], found: Input) -> None:
         """Read the first rows of the first file that has any, for what the schema does not say."""
-        dtype, partition = np.dtype(np.float32), found.partition
+        (dtype, wanted), partition = element_dtypes(self.encoder), found.partition
         for batch in reader.read(names, 0, None, rows=SAMPLE_ROWS):
             rows = rows_of(
                 batch, self.columns, first=0, dtype=dtype, width=self.width, partition=partition
             )
             self.is_sampled = True
             if len(rows.elements):
+                self._check_model(torch.tensor(rows.elements, dtype=wanted), found.path)
                 self.width = rows.elements.shape[1]
                 self.elements_per_row = max(1.0, len(rows.elements) / rows.read)
                 if rows.sets is not None:
                     self.id_bytes = ID_COPIES * rows.sets.nbytes // len(rows.sets)
             return
+
+    def _check_model(self, elements: Tensor, path: Path) -> None:
+        """Raise InputError if the model can absorb neither the elements (n, d) nor zeros."""
+        tried = torch.cat([elements.new_zeros(1, *elements.shape[1:]), elements])
+        wrong = find_unusable(self.encoder, tried.to(self.encoder.device))
+        if len(wrong) < len(tried):
+            return
+        if wrong[0] == TOO_LARGE:
+            raise InputError(
+                "the model returns NaN or infinity even for zeros. Its weights may be NaN or too "
+                "large. Train it again, or load another checkpoint."
+            )
+        raise InputError(
+            f"the model cannot encode {path}: for elements of {elements.shape[1]} numbers "
+            f"{wrong[0]}. Select the features with --features."
+        )
 
     def _check_set_type(self, set_type: pa.DataType, path: Path) -> None:
         if self.set_type is None:

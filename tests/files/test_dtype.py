@@ -86,8 +86,16 @@ def test_states_of_different_dtypes_are_not_merged(tmp_path, model, days):
 
 @pytest.mark.parametrize("dtype", ["float128", "int32", "", 64, torch.float64])
 def test_a_dtype_is_one_that_models_can_have(tmp_path, model, days, dtype):
-    with pytest.raises(setfold.InputError, match="dtype must be one of 'float64'"):
+    with pytest.raises(setfold.InputError, match=r"dtype must be (one of 'float64'|str)"):
         setfold.encode_sets(model, days, tmp_path / "out.npz", dtype=dtype)
+
+
+def test_a_dtype_that_cannot_be_stored_is_refused_before_anything_is_read(tmp_path, model, days):
+    other, out = setfold.Pool(3).bfloat16(), tmp_path / "out.npz"
+    with pytest.raises(setfold.InputError, match=r"bfloat16.*--dtype float32"):
+        setfold.encode_sets(other, days, out)
+    setfold.encode_sets(other, days, out, dtype="float32")
+    assert np.load(out)["encoding"].dtype == np.float32
 
 
 def test_a_run_is_resumed_in_the_dtype_in_which_it_began(tmp_path, model, days):

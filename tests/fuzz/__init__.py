@@ -5,7 +5,8 @@
     archives.py    damage what is inside zip and gzip files, with valid checksums
     kind.py        `Kind`: how to make a sample, damage it, read it, and judge the result
     saved.py       models and states
-    tables.py      state files, encodings and work folders
+    tables.py      state files and encodings
+    runs.py        the work folder of an interrupted run
     inputs.py      one kind for each format that can be read
     worker.py      a process that tries mutations one after the other, within limits
     driver.py      starts workers, notices crashes and hangs, collects the outcomes

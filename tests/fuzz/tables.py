@@ -1,11 +1,8 @@
-"""State files, encodings and work folders: digests protect them, also if they are Arrow or Parquet."""
+"""State files and encodings: digests protect them, also if they are Arrow or Parquet."""
 
 from __future__ import annotations
 
 import json
-import math
-import os
-import shutil
 from abc import abstractmethod
 from pathlib import Path
 from random import Random
@@ -14,11 +11,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
 
 import setfold
-from setfold.files import journal, plan
-from setfold.files.budget import Budget
 from setfold.files.sealed import CHUNK, Seal, SealedFile, SealedWriter, digest
 from tests.fuzz.documents import changed, text_of
 from tests.fuzz.kind import ANYTHING, Kind
@@ -105,8 +99,7 @@ class StateFiles(Sealed):
             path = self.samples / f"{number}.arrow"
             out = self.samples / "out.arrow"
             inputs = self.samples / "rows.parquet"
-            setfold.encode_sets(encoder, inputs, out, set="user", states=path)
-            out.unlink()
+            setfold.encode_sets(encoder, inputs, out, set="user", states=path, overwrite=True)
             self.expected[path.name] = self._readout(path, out)
 
     def change(self, sample: Path, random: Random) -> None:
@@ -131,7 +124,7 @@ class StateFiles(Sealed):
         return self._readout(self.path, self.target / "out.arrow")
 
     def _readout(self, path: Path, out: Path) -> Any:
-        setfold.readout_states(path, out)
+        setfold.readout_states(path, out, overwrite=True)
         return content_of(out)
 
 
@@ -161,66 +154,3 @@ class Encodings(Sealed):
             return content_of(self.path)
         except Exception:  # setfold does not read the footer that other tools need
             return verified
-
-
-class WorkFolders(Kind):
-    """Work folders of interrupted runs, which are resumed."""
-
-    name = "runs"
-
-    def make(self) -> None:
-        plan.split_memory = lambda *_: Budget(batch_rows=32, store_bytes=12_000)
-        plan.SHARD_ROWS, journal.SAVE_SHARE = 150, math.inf
-        os.fsync = lambda _: None
-        torch.manual_seed(0)
-        self.encoder = setfold.SlotSetEncoder(WIDTH, 4, 6, 5).eval()
-        self.inputs, self.out = self.samples.parent / "rows.parquet", self.target / "out.arrow"
-        pq.write_table(rows(), self.inputs)
-        self.target.mkdir()
-        self._run()
-        self.whole = self.out.read_bytes()
-        for phase, after in (
-            ("reading", 3),
-            ("reading", 6),
-            ("merging", 1),
-            ("merging", 9),
-            ("writing", 1),
-        ):
-            self.out.unlink(missing_ok=True)
-            self._interrupt(phase, after)
-            shutil.move(self.target / "out.arrow.work", self.samples / f"{phase} {after}")
-
-    def _run(self, **options: Any) -> None:
-        setfold.encode_sets(
-            self.encoder, self.inputs, self.out, set="user", save_every=0, **options
-        )
-
-    def _interrupt(self, phase: str, after: int) -> None:
-        left = after
-
-        def progress(now: Any) -> None:
-            nonlocal left
-            left -= now.phase == phase
-            if not left:
-                raise KeyboardInterrupt
-
-        try:
-            self._run(progress=progress)
-        except KeyboardInterrupt:
-            return
-        raise AssertionError(f"there are not {after} steps of {phase}")
-
-    def damage(self, random: Random) -> Any:
-        sample = random.choice(sorted(self.samples.iterdir()))
-        work = shutil.copytree(sample, self.target / "out.arrow.work")
-        files = [path for path in sorted(work.rglob("*")) if path.is_file()]
-        for path in random.sample(files, random.choice((1, 1, 2))):
-            if random.randrange(10):
-                path.write_bytes(mutated(path.read_bytes(), random))
-            else:
-                path.unlink()
-        return self.whole
-
-    def read(self) -> Any:
-        self._run(resume=True)
-        return self.out.read_bytes()

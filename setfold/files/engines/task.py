@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from setfold.core.encoder import StreamingSetEncoder
-from setfold.errors import FileError, NonFiniteError, SetfoldError
+from setfold.errors import FileError, InputError, NonFiniteError, SetfoldError
 from setfold.files.columns import ColumnSpec
 from setfold.files.inputs import Input
 from setfold.files.readers import BadRow, open_reader
@@ -27,7 +27,7 @@ from setfold.files.rows import Rows, rows_of
 from setfold.files.states import read_states
 from setfold.files.tables.overflow import absorb_or_mark, find_marks
 from setfold.files.tables.table import StateTable, Table, absorbed, element_dtypes
-from setfold.files.tables.usable import usable_alone
+from setfold.files.tables.usable import blames_elements, find_unusable, reason_of
 
 
 class Stamp(NamedTuple):
@@ -173,6 +173,7 @@ class Task:
         Raises:
             FileError: A row is bad, and bad rows are not skipped.
             NonFiniteError: The encoder overflows, although each element is fine on its own.
+            InputError: The encoder raises an error that no single row causes.
         """
         if batch.content is None:
             return Step(batch.shard, batch.rows, (), 0, batch.skipped)
@@ -187,11 +188,13 @@ class Task:
         empty = self._empty_sets(rows, shard.input.name)
         try:
             tables = self._absorb(sets, elements)
-        except NonFiniteError:
+        except Exception as error:  # the encoder may contain any code
+            if not blames_elements(error):
+                raise
             wrong = self._find_unusable(rows)
             skipped += [Skipped(path, row, reason) for row, reason in wrong.items()]
             if wrong and not self.skip:
-                raise _bad_row_error(min(skipped, key=_row_number)) from None
+                raise _bad_row_error(min(skipped, key=_row_number)) from error
             good = ~np.isin(rows.numbers, list(wrong))
             elements, sets = elements[good], sets.filter(pa.array(good))
             tables = self._absorb_or_mark(rows, sets, elements, path)
@@ -243,6 +246,14 @@ class Task:
                     "--restart."
                 ) from error
             return (table,)
+        except Exception as error:
+            if not blames_elements(error):
+                raise
+            first, last = rows.numbers[[0, -1]]
+            raise InputError(
+                f"{path}, rows {first} to {last}: {reason_of(error)}, but not for any of these "
+                "rows alone. A model must treat each row on its own."
+            ) from error
 
     def _to_tensor(self, elements: np.ndarray) -> Tensor:
         """Return elements as a tensor with the dtype and on the device of the encoder."""
@@ -251,12 +262,12 @@ class Task:
         return torch.from_numpy(elements).to(self.device, self.dtypes[1])
 
     def _find_unusable(self, rows: Rows) -> dict[int, str]:
-        """Return the rows that the encoder turns into NaN or infinity, and why."""
+        """Return the rows that the encoder cannot absorb, and why."""
         finite = np.isfinite(rows.elements).all(tuple(range(1, rows.elements.ndim)))
         wrong = dict.fromkeys(rows.numbers[~finite].tolist(), "a number is NaN or infinite")
-        usable = usable_alone(self.encoder, self._to_tensor(rows.elements[finite])).numpy()
-        for row in rows.numbers[finite][~usable].tolist():
-            wrong.setdefault(row, "its numbers are too large for the model")
+        numbers, elements = rows.numbers[finite], self._to_tensor(rows.elements[finite])
+        for place, reason in find_unusable(self.encoder, elements).items():
+            wrong.setdefault(int(numbers[place]), reason)
         return wrong
 
 

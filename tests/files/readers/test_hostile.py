@@ -77,7 +77,7 @@ def test_an_array_in_an_archive_has_the_shape_of_its_header(tmp_path, shape, met
 
 def chunked_hdf5(path: Path) -> None:
     with h5py.File(path, "w") as file:
-        shape = (10_000_000, 3)
+        shape = (15_000_000, 3)
         dataset = file.create_dataset("x", shape, "f4", chunks=shape, compression="gzip")
         dataset.id.write_direct_chunk((0, 0), b"not a stream of gzip")
 
@@ -88,15 +88,15 @@ def chunked_zarr(path: Path) -> None:
 
 
 def fortran_npz(path: Path) -> None:
-    shape = (10_000_000, 3)
+    shape = (15_000_000, 3)
     with ZipFile(path, "w", ZIP_DEFLATED) as archive, archive.open("x.npy", "w") as file:
         file.write(npy(shape, b"", fortran=True))
-        for _ in range(12):
+        for _ in range(18):
             file.write(bytes(10_000_000))
 
 
 def compressed_arrow(path: Path) -> None:
-    zeros = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(30_000_000, "f4")), 3)
+    zeros = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(45_000_000, "f4")), 3)
     pa.feather.write_feather(pa.table({"x": zeros}), path, compression="zstd", chunksize=10**9)
 
 
@@ -113,7 +113,7 @@ def test_chunks_must_fit_in_memory(tmp_path: Path, suffix: str, write) -> None:
     path = tmp_path / f"a{suffix}"
     write(path)
     with pytest.raises(FileError, match=r"chunks of .*B, and a chunk must be .* --memory \d+MB"):
-        setfold.encode_sets(encoder(), path, tmp_path / "out.npz", memory="300MB")
+        setfold.encode_sets(encoder(), path, tmp_path / "out.npz", memory="500MB")
 
 
 def test_a_header_may_list_any_number_of_rows(tmp_path: Path) -> None:
