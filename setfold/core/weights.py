@@ -14,6 +14,8 @@ import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from ctypes import c_char
+from functools import cache
+from inspect import signature
 from itertools import chain
 from typing import Any
 
@@ -292,8 +294,27 @@ def _submodules(modules: Iterable[Module]) -> list[Module]:
 
 
 def _structure(parts: Iterable[Module]) -> str:
-    """Classes and plain attributes of modules, as text."""
-    return "\n".join(f"{type(part).__qualname__} {_settings(part)}" for part in parts)
+    """Classes and settings of modules, as text that later versions of setfold and torch give too.
+
+    Files keep a digest of it. So of a class of setfold or torch only the arguments of its
+    constructor count, and only those that are not the default: a later version may keep other
+    attributes, and take new arguments.
+    """
+    return "\n".join(f"{type(part).__qualname__} {_lasting_settings(part)}" for part in parts)
+
+
+def _lasting_settings(module: Module) -> list[tuple[str, object]]:
+    settings, kind = _settings(module), type(module)
+    if not kind.__module__.startswith(("setfold.", "torch.")):
+        return settings
+    defaults = _defaults(kind)
+    return [(n, value) for n, value in settings if n in defaults and value != defaults[n]]
+
+
+@cache
+def _defaults(kind: type[Module]) -> dict[str, object]:
+    """By name, the default of each argument of a constructor; `Parameter.empty` if it has none."""
+    return {n: argument.default for n, argument in signature(kind).parameters.items()}
 
 
 def _settings(module: Module) -> list[tuple[str, object]]:

@@ -730,6 +730,42 @@ def test_a_setting_that_was_none_is_used():
     assert all((b - a).abs().max() > 0 for b, a in zip(before, after, strict=True))
 
 
+def versions(package, first, second):
+    """Two versions of a class of a package, as modules."""
+    for kind in (first, second):
+        kind.__module__, kind.__qualname__ = f"{package}.layers", "Layer"
+    return first(3), second(3)
+
+
+class Early(nn.Module):
+    def __init__(self, width, bias=True):
+        super().__init__()
+        self.width, self.bias = width, bias
+
+
+class Later(nn.Module):
+    """One more argument, and one more attribute."""
+
+    def __init__(self, width, bias=True, mode="plain"):
+        super().__init__()
+        self.width, self.bias, self.mode, self.is_fast = width, bias, mode, True
+
+
+@pytest.mark.parametrize("package", ["setfold", "torch.nn"])
+def test_states_outlive_new_arguments_and_attributes_of_a_class(package):
+    early, later = versions(package, Early, Later)
+    assert core_weights._structure([early]) == core_weights._structure([later])
+    later.mode = "other"
+    assert core_weights._structure([early]) != core_weights._structure([later])
+    early.width = 4
+    assert core_weights._structure([early]) != core_weights._structure([Early(3)])
+
+
+def test_all_attributes_of_other_classes_are_settings():
+    early, later = versions("elsewhere", Early, Later)
+    assert core_weights._structure([early]) != core_weights._structure([later])
+
+
 # ---- weights that do not shape the state, but the encoding
 
 

@@ -60,7 +60,7 @@ def test_a_model(folder):
     codes = table["user"].combine_chunks().dictionary_encode()
     index = torch.tensor(codes.indices.to_numpy()).long()
     found = setfold.load(folder / "model.safetensors")(
-        rows, index=index, batch_size=index.max() + 1
+        rows, index=index, batch_size=len(codes.dictionary)
     )
     names, _, wanted = expected(folder)
     order = [codes.dictionary.to_pylist().index(name) for name in names]

@@ -33,7 +33,7 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path, folder, prog
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(files.os, "fsync", full)
-    with pytest.raises(FileError, match=r"No space left on device.*Free some space"):
+    with pytest.raises(FileError, match=r"the disk is full. Free some space"):
         mnist.prepare(path, folder, progress)
     assert list(folder.iterdir()) == [prepared]
     assert prepared.read_bytes() == before
