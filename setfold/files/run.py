@@ -226,6 +226,8 @@ class Run:
     def _write(self, tables: Iterator[StateTable]) -> None:
         journal, folder = self.journal, self.work.folder
         names = {f"output-{number}": output for number, output in enumerate(self.outputs)}
+        for name in names:  # left by an interrupted run, which may still have it open
+            (folder / name).unlink(missing_ok=True)
         sinks = {
             name: o.sink(folder / name, {**o.metadata, RESULT: o.digest.encode()})
             for name, o in names.items()
