@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 from setfold.core.arguments import check_sizes
 from setfold.core.whole import WholeSetEncoder
 from setfold.errors import InputError
-from setfold.kernels.modes import accumulator_dtype
+from setfold.kernels.modes import accumulator_dtype, vectorizes
 from setfold.kernels.tiles import tiles
 
 MAX_TUPLES = 10**8  # in a batch
@@ -95,6 +95,11 @@ class JanossyPool(WholeSetEncoder):
         if mask is None:
             self._check_number_of_tuples([elements.shape[1]] * elements.shape[0])
             return self._mean(elements)
+        if vectorizes():
+            raise InputError(
+                "torch.vmap cannot enumerate the tuples of sets whose sizes are values: leave the "
+                "mask out, or encode the sets one after the other."
+            )
         counts = mask.sum(1)
         self._check_number_of_tuples(counts.tolist())
         members, found = [], []

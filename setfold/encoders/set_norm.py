@@ -36,6 +36,7 @@ class Moments(StreamingSetEncoder):
 
     dim_in: int
     like: Tensor
+    _rounds = True  # to the dtype of the elements; else the readout is float64, as in the state
 
     def __init__(self, dim_in: int) -> None:
         super().__init__()
@@ -54,19 +55,9 @@ class Moments(StreamingSetEncoder):
         return {"moments": CentralMoments().absorb(elements, mask)}
 
     def finish(self, statistics: Statistics, count: Count, prepared: Any) -> Tensor:
-        return self.read(statistics, count).to(self.like.dtype)
-
-    def read(self, statistics: Statistics, count: Count) -> Tensor:
-        """Mean and variance (B, 2, d) in float64."""
         _, mean, squares = statistics["moments"]
-        return torch.stack([mean, mean_of(squares, count)], 1)
-
-
-class _WideMoments(Moments):
-    """Moments as the state keeps them: in float16 a variance overflows if the deviation is 256."""
-
-    def finish(self, statistics: Statistics, count: Count, prepared: Any) -> Tensor:
-        return self.read(statistics, count)
+        found = torch.stack([mean, mean_of(squares, count)], 1)
+        return found.to(self.like.dtype) if self._rounds else found
 
 
 class SetNorm(Layer):
@@ -92,7 +83,9 @@ class SetNorm(Layer):
         check_sizes(dim=dim)
         check_choice(STATISTICS_OF, over=over)
         check_positive(epsilon=epsilon)
-        super().__init__(_WideMoments(dim), _Normalize(dim, over, epsilon))
+        pool = Moments(dim)
+        pool._rounds = False  # in float16 a variance overflows if the deviation is 256
+        super().__init__(pool, _Normalize(dim, over, epsilon))
         self.dim = self.dim_out = dim
         self.over = over
         self.epsilon = epsilon

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +19,8 @@ from setfold.errors import InputError
 from setfold.folding.chunks import CHUNK_FORMS, Array, chunk_from, type_names
 
 Chunks = Array | Iterable[Any] | Callable[[], Iterable[Any]]
+Mark = tuple[str, list[Any], list[Any]]  # how a chunk is known; shapes and dtypes; what it is like
+MEMORY, BYTES = "memory", "bytes"
 SEEDS = 2**62
 SPREAD = 0x9E3779B1  # an odd number, so that the seeds of processes differ in all bits
 TILE_BYTES = 1 << 22  # of a whole tensor, read at once
@@ -69,7 +72,7 @@ class Source:
         self._batch_size = batch_size
         self._rank = rank
         self._seed: int | None = None
-        self._marks: list[object] | None = None  # of each chunk, from the first read
+        self._marks: list[Mark] | None = None  # of each chunk, from the first read
         self._held: list[Chunk] = []  # so that no other tensor gets the same address
 
     @property
@@ -101,12 +104,14 @@ class Source:
         if not self._again:
             yield from enumerate(map(self._chunk, self._open()))
             return
-        first, marks = self._marks, list[object]()
+        first, marks = self._marks, list[Mark]()
         for number, given in enumerate(self._open()):
             chunk = self._chunk(given)
             marks.append(self._mark(given, chunk))
             if first is not None and first[number : number + 1] != marks[-1:]:
-                raise InputError(f"chunk {number} has changed since it was first read. {ADVICE}")
+                raise InputError(
+                    f"chunk {number} {_difference(first[number:], marks[-1])} {ADVICE}"
+                )
             yield number, chunk
         if self._draws:
             self._own_seed()  # even without chunks, so that processes draw the same number of seeds
@@ -146,8 +151,11 @@ class Source:
             )
         return opened
 
-    def _mark(self, given: Any, chunk: Chunk) -> object:
-        """What identifies a chunk: where it is in memory, or a checksum if it is read or computed."""
+    def _mark(self, given: Any, chunk: Chunk) -> Mark:
+        """What identifies a chunk: where it is in memory, or a checksum if it is read or computed.
+
+        A tensor that shares its memory with an array is known by a checksum, too.
+        """
         parts = (chunk.elements, chunk.mask, chunk.index)
         kinds = [None if part is None else (part.shape, part.dtype) for part in parts]
         own = given if isinstance(given, tuple | list) else (given,)
@@ -157,12 +165,12 @@ class Source:
         ):
             if self._marks is None:
                 self._held.append(chunk)
-            return kinds, [None if part is None else version(part) for part in parts]
+            return MEMORY, kinds, [None if part is None else version(part) for part in parts]
         mask = chunk.mask
         if mask is not None and mask.shape == chunk.elements.shape[:2]:
             hidden = ~spread(mask.to(chunk.elements.device), chunk.elements)
             parts = (chunk.elements.masked_fill(hidden, 0), mask, None)  # padding may be anything
-        return kinds, [None if part is None else _checksum(part) for part in parts]
+        return BYTES, kinds, [None if part is None else _checksum(part) for part in parts]
 
     def _chunk(self, given: Any) -> Chunk:
         chunk = given if isinstance(given, Chunk) else chunk_from(given, self._like)
@@ -182,7 +190,18 @@ def _checksum(tensor: Tensor) -> int:
     if tensor.is_meta or tensor.numel() == 0:
         return 0
     plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    return zlib.crc32(plain.reshape(-1).view(torch.uint8).numpy().data)
+    # not numpy(), which would mark the memory as shared
+    return zlib.crc32(np.from_dlpack(plain.reshape(-1).view(torch.uint8)).data)
+
+
+def _difference(first: Sequence[Mark], now: Mark) -> str:
+    """What happened to a chunk, given the first marks from it on."""
+    if first and (first[0][0], now[0]) == (MEMORY, BYTES):
+        return (
+            "was made an array, by numpy() or the like, after it was first read, so that it may "
+            "have changed unnoticed. Make an array of a copy, or before."
+        )
+    return "has changed since it was first read."
 
 
 class Tiles(Sequence[Any]):

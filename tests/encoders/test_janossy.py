@@ -352,3 +352,9 @@ def test_a_function_that_does_not_give_a_row_for_each_tuple_is_refused(function,
 def test_elements_of_the_models_dtype_are_wanted():
     with pytest.raises(setfold.InputError, match="floating point"):
         JanossyPool(Shape(), 3)(torch.ones(1, 5, 3, dtype=torch.long))
+
+
+def test_a_mask_is_not_for_vmap():
+    encoder = setfold.JanossyPool(nn.Flatten(), 3).double()
+    with pytest.raises(setfold.InputError, match=r"torch\.vmap.*leave the mask out"):
+        torch.func.vmap(encoder)(torch.ones(2, 1, 4, 3).double(), torch.ones(2, 1, 4).bool())

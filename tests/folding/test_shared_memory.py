@@ -164,3 +164,23 @@ def test_memory_of_torch_is_not_copied():
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         encoder.readout(encoder.update(encoder.initial_state(), elements))
     assert elements.data_ptr() in kept
+
+
+def test_a_chunk_that_is_made_an_array_after_the_fold_may_have_changed():
+    encoder, chunks = model_of("mean"), [draw(1, 4, 3, seed=seed) for seed in range(3)]
+    encoding = setfold.fold(encoder, chunks)
+    chunks[1].numpy()[:] = 7
+    with pytest.raises(setfold.InputError, match=r"chunk 1 was made an array.*of a copy"):
+        encoding.sum().backward()
+
+
+@pytest.mark.parametrize(
+    "form", [list, lambda chunks: lambda: iter(chunks)], ids=["list", "stream"]
+)
+def test_folding_does_not_share_the_memory_of_chunks(form):
+    encoder, rows, index = model_of("mean"), draw(12, 3), torch.arange(12) % 2
+    chunks = [(rows.clone(), index.clone()) for _ in range(2)]
+    for tracked in (True, False):
+        with torch.set_grad_enabled(tracked):
+            setfold.fold(encoder, form(chunks), batch_size=2)
+    assert all(part.untyped_storage().resizable() for chunk in chunks for part in chunk)
