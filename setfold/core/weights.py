@@ -304,7 +304,8 @@ def _structure(parts: Iterable[Module]) -> str:
 
 
 def _lasting_settings(module: Module) -> list[tuple[str, object]]:
-    settings, kind = _settings(module), type(module)
+    settings = _settings(module)
+    kind: Any = type(module)
     if not kind.__module__.startswith(("setfold.", "torch.")):
         return settings
     defaults = _defaults(kind)
