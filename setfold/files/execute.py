@@ -14,7 +14,7 @@ from setfold.errors import InputError
 from setfold.files.journal import Journal
 from setfold.files.outputs import check_target
 from setfold.files.plan import Plan
-from setfold.files.publish import check_replaceable
+from setfold.files.publish import check_replaceable, verify_outputs
 from setfold.files.request import ReadOptions
 from setfold.files.results import read_result
 from setfold.files.run import Engine, Output, Run, Summary, publish, summarize_complete
@@ -71,6 +71,7 @@ def execute(
     ):
         if work.journal is not None and work.journal.outputs:  # only the final renaming is left
             work.journal.overwrite |= options["overwrite"]
+            verify_outputs(work)
             return publish(work)
         finished = [path for path in paths if resume and not in_place and read_result(path)]
         job = _with_results(prepare(finished), request["command"], in_place)

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+import re
 import shutil
 import time
 from collections.abc import Sequence
@@ -33,6 +35,13 @@ VERSION = 1  # of the journal
 SAVE_EVERY = 20.0  # default checkpoint interval in seconds
 SAVE_SHARE = 0.05  # upper limit on the share of time that is spent on checkpoints
 START_OVER = "Start over with --restart."
+COUNTS = (
+    "shard", "rows", "elements", "skipped", "skipped_bytes", "spills", "bytes_spilled", "saves",
+    "sets",
+)  # fmt: skip
+# names of files in the folder
+SNAPSHOT, SPILLED, SORTED_RUN = r"snapshot-\d+", r"\d\d\.(states|rows)\.tables", r"\d\d\.run"
+OUTPUT = r"output-\d"
 
 
 @dataclass
@@ -213,12 +222,51 @@ def read_journal(folder: Path) -> Journal | None:
         saved = json.loads(path.read_text())
         if saved != _to_save(saved["journal"]):
             raise ValueError("its version or its checksum differs")
-        return Journal(**saved["journal"])
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        journal = Journal(**saved["journal"])
+        _validate(journal)
+        return journal
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise FileError(
             f"cannot read {path}: it is corrupt, or another version of setfold wrote it. "
             f"{START_OVER}"
         ) from error
+
+
+def _validate(journal: Journal) -> None:
+    """Raise ValueError unless everything has its type, and no name leads out of the folder.
+
+    A checksum shows damage. It does not show who wrote a journal.
+    """
+    counts = [getattr(journal, name) for name in COUNTS]
+    whole = [
+        *counts,
+        *journal.lengths.values(),
+        *(journal.buckets or ()),
+        *(journal.replaces or ()),
+    ]
+    if not all(type(number) is int and number >= 0 for number in whole):
+        raise ValueError("counts and lengths must be integers of at least 0")
+    if not all(math.isfinite(number) and number >= 0 for number in (journal.read, journal.seconds)):
+        raise ValueError("sizes and times must be finite")
+    if not (isinstance(journal.request, dict) and isinstance(journal.overwrite, bool)):
+        raise ValueError("a request is not what it should be")
+    for path, *stamp in journal.signature["inputs"]:
+        if not isinstance(path, str) or len(stamp) != 2:
+            raise ValueError("inputs must be paths and stamps")
+    names = {
+        SNAPSHOT: [] if journal.snapshot is None else [journal.snapshot],
+        SPILLED: list(journal.lengths),
+        SORTED_RUN: journal.sorted_runs,
+        OUTPUT: [*journal.outputs, *journal.digests],
+    }
+    for pattern, found in names.items():
+        if not all(re.fullmatch(pattern, name) for name in found):
+            raise ValueError(f"names must be like {pattern}")
+    finals = [journal.request[name] for name in ("out", "states") if journal.request.get(name)]
+    if journal.outputs.keys() != journal.digests.keys():
+        raise ValueError("outputs and digests must have the same names")
+    if not set(journal.outputs.values()) <= set(finals):
+        raise ValueError("outputs must be those of the request")
 
 
 def _to_save(journal: dict[str, Any]) -> dict[str, Any]:

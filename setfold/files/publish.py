@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import errno
 import shutil
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
 from setfold.core.persist import is_full_disk, replace_durably, sync
 from setfold.errors import FileError, InputError
+from setfold.files.encodings import verify_encodings
 from setfold.files.engines.task import Stamp
 from setfold.files.journal import START_OVER, Journal, WorkFolder
 from setfold.files.results import read_result
+from setfold.files.states import read_states
 
 
 def check_replaceable(
@@ -67,6 +70,28 @@ def publish_outputs(work: WorkFolder) -> str | None:
     for folder in {final.parent for final in finals}:
         sync(folder)
     return str(report) if journal.skipped else None
+
+
+def verify_outputs(work: WorkFolder) -> None:
+    """Read the outputs of an interrupted run completely, before they get their final names.
+
+    Raises:
+        FileError: One of them is damaged.
+    """
+    journal = work.journal
+    assert journal is not None
+    only_states = journal.request["command"] in ("update", "merge")
+    for number, name in enumerate(journal.outputs):
+        path = work.folder / name
+        if not path.exists():  # it has its final name already
+            continue
+        try:
+            if only_states or number > 0:
+                deque(read_states(path), maxlen=0)
+            else:
+                verify_encodings(path)
+        except FileError as error:
+            raise FileError(f"a complete output was damaged: {error} {START_OVER}") from error
 
 
 def report_of(out: Path) -> Path:

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 import setfold
+from setfold.files import journal, run
 from setfold.files.journal import read_journal
 from setfold.files.tables.frames import HEAD, append_frame, read_frame, read_frames
 from tests.files.files import encode, encoder, rows, write
@@ -172,3 +173,63 @@ def test_a_journal_of_another_version_is_refused(interrupted, change):
     (work / "journal").write_text(json.dumps(saved))
     with pytest.raises(setfold.FileError, match=r"another version.*--restart"):
         read_journal(work)
+
+
+HOSTILE = {
+    "a file elsewhere is truncated": {"lengths": {"../../victim": 0}},
+    "an absolute path is truncated": {"lengths": {"/tmp/victim": 0}},
+    "a snapshot elsewhere": {"snapshot": "../../victim"},
+    "a run elsewhere": {"sorted_runs": ["../../victim.run"]},
+    "an output elsewhere": {"outputs": {"output-0": "/tmp/victim"}, "digests": {"output-0": "0"}},
+    "another file is moved": {"outputs": {"../../victim": "OUT"}, "digests": {"../../victim": "0"}},
+    "an output without a digest": {"outputs": {"output-0": "OUT"}},
+    "a negative count": {"rows": -1},
+    "a fractional count": {"shard": 0.5},
+    "a flag as a count": {"elements": True},
+    "text as a number": {"read": "x"},
+    "no number": {"seconds": None},
+    "NaN": {"read": float("nan")},
+    "a negative bucket": {"buckets": [-1]},
+    "names that are numbers": {"sorted_runs": [7]},
+    "lengths that are a list": {"lengths": []},
+    "no inputs": {"signature": {}},
+    "a request that is a list": {"request": []},
+    "a flag that is text": {"overwrite": "yes"},
+}
+
+
+@pytest.mark.parametrize("change", HOSTILE.values(), ids=HOSTILE)
+def test_a_journal_with_a_matching_checksum_is_not_trusted(interrupted, change):
+    work, resume = interrupted("reading")
+    victim = work.parent / "victim"
+    victim.write_text("precious")
+    changed = json.loads((work / "journal").read_text())["journal"] | change
+    text = json.dumps(changed).replace("OUT", str(work.with_suffix("")))
+    (work / "journal").write_text(json.dumps(journal._to_save(json.loads(text))))
+    with pytest.raises(setfold.FileError, match="--restart"):
+        resume()
+    assert victim.read_text() == "precious"
+
+
+@pytest.mark.parametrize("states", [False, True])
+@pytest.mark.parametrize("suffix", [".arrow", ".parquet", ".npz"])
+def test_a_complete_output_is_verified_before_it_gets_its_name(
+    tmp_path, monkeypatch, suffix, states
+):
+    folder, out = write(tmp_path / "in", rows(60, 10)), tmp_path / f"out{suffix}"
+    asked = {"states": tmp_path / "states.arrow"} if states else {}
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "publish", lambda work: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            encode(encoder(), folder, out, **asked)
+    path = tmp_path / f"out{suffix}.work" / f"output-{int(states)}"
+    content = path.read_bytes()
+    middle = bytearray(content)
+    middle[len(content) // 2] ^= 1  # within the numbers, in all formats
+    path.write_bytes(middle)
+    with pytest.raises(setfold.FileError, match=r"damaged.*--restart"):
+        encode(encoder(), folder, out, resume=True, **asked)
+    assert not out.exists()
+    path.write_bytes(content)
+    encode(encoder(), folder, out, resume=True, **asked)
+    assert "encodings" in setfold.verify(out)
