@@ -117,10 +117,12 @@ class Disk:
 
     def _add(self, tree, contents):
         state = self._fill(tree, contents)
+        # Temporary files have random names, and without a journal, a work folder is not used.
+        ignored = ("/.",) if any(path.endswith("/journal") for path in state) else ("/.", ".work/")
         parts = (
             f"{path} {found and hash(found[0])}"
             for path, found in sorted(state.items())
-            if "/." not in f"/{path}"  # temporary files, whose names are random
+            if not any(part in f"/{path}" for part in ignored)
         )
         self.states.setdefault(" ".join(parts), state)
 
