@@ -66,7 +66,6 @@ EXCLUDED["slot equivariance"] |= dict.fromkeys(
         setfold.GatedAttentionPool,
         setfold.Moments,
         setfold.PMA,
-        setfold.PlacedSlotEncoder,
         setfold.Pool,
         setfold.SeedAttention,
     ),
