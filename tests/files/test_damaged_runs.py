@@ -7,12 +7,16 @@ import shutil
 
 import pyarrow as pa
 import pytest
+import torch
 
 import setfold
 from setfold.files import journal, run
 from setfold.files.journal import read_journal
 from setfold.files.tables.frames import HEAD, append_frame, read_frame, read_frames
+from setfold.files.tables.sorted_runs import merge_sorted_runs, read_sorted_run, write_sorted_run
+from setfold.files.tables.table import RowTable, StateTable
 from tests.files.files import encode, encoder, rows, write
+from tests.small import draw, make
 
 TABLES = [pa.table({"x": [number, 0.5]}) for number in (1.0, 2.0, 3.0)]
 
@@ -77,6 +81,37 @@ def test_lost_repeated_and_moved_frames_are_noticed(frames, change):
     frames.write_bytes(change(*split(frames.read_bytes())))
     with pytest.raises(setfold.FileError, match="corrupt"):
         list(read_frames(frames))
+
+
+def test_a_frame_of_another_file_is_noticed(frames, tmp_path):
+    frames.rename(tmp_path / "frames.run")  # the suffix may change
+    assert len(list(read_frames(tmp_path / "frames.run"))) == 3
+    (tmp_path / "frames.run").rename(tmp_path / "other.run")
+    with pytest.raises(setfold.FileError, match="corrupt"):
+        list(read_frames(tmp_path / "other.run"))
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        [pa.table({"x": [1.0]})],
+        [RowTable(pa.array([1]), torch.ones(1, 3)).to_arrow()],
+        [StateTable.of(make(), pa.array([1]), draw(1, 3)).to_arrow().drop_columns("set")],
+        [StateTable.of(make(), pa.array([1]), draw(1, 3)).to_arrow().slice(0, 0)],
+    ],
+)
+def test_a_sorted_run_holds_states_and_nothing_else(tmp_path, tables):
+    for table in (*tables, None):
+        append_frame(tmp_path / "a.run", table)
+    with pytest.raises(setfold.FileError):
+        list(merge_sorted_runs([read_sorted_run(tmp_path / "a.run")]))
+
+
+def test_sorted_runs_have_the_same_columns(tmp_path):
+    for name, model in {"a": make(), "b": make(aggregate="max")}.items():
+        write_sorted_run(tmp_path / name, [StateTable.of(model, pa.array([1]), draw(1, 3))], 1)
+    with pytest.raises(setfold.FileError, match="--restart"):
+        list(merge_sorted_runs([read_sorted_run(tmp_path / name) for name in "ab"]))
 
 
 def test_a_missing_file_is_noticed(tmp_path):

@@ -157,7 +157,7 @@ def _change_a_frame(path: Path, random: Random) -> None:
     written = bytearray()
     for inside in found:
         hasher = blake2b(inside, digest_size=persist.DIGEST_BYTES)
-        hasher.update(frames.PLACE.pack(len(written), len(inside)))
+        hasher.update(frames.place_of(path, len(written), len(inside)))
         written += frames.HEAD.pack(frames.MAGIC, len(inside), hasher.digest()) + inside
     path.write_bytes(written)
 

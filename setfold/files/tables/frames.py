@@ -2,8 +2,8 @@
 
     frame    magic (8 bytes), length of the content (8), digest (16), content: an Arrow stream
 
-The digest also covers the length and the position of the frame, so that a frame that is damaged,
-lost, repeated or moved is noticed before Arrow parses it. A file that is complete ends with a frame
+The digest also covers the name of the file, and the length and the position of the frame. So a frame
+that is damaged, lost, repeated or moved is noticed before Arrow parses it. A file that is complete ends with a frame
 without content, so that one that was truncated between two frames is noticed, too. docs/formats.md
 has the layout.
 """
@@ -25,7 +25,7 @@ from setfold.files.tables.stream import Stream, reading
 
 MAGIC = b"setfold1"
 HEAD = struct.Struct(f"<{len(MAGIC)}sQ{DIGEST_BYTES}s")
-PLACE = struct.Struct("<QQ")  # position and length, after the content in the digest
+PLACE = struct.Struct("<QQ")  # position and length
 START_OVER = "Start over with --restart."
 
 
@@ -41,6 +41,14 @@ class _Content:
     def write(self, data: Any) -> int:
         self.hasher.update(data)
         return self._file.write(data)
+
+
+def place_of(path: Path, position: int, length: int) -> bytes:
+    """Return what the digest of a frame covers after its content.
+
+    The name of the file counts without its suffix, which changes when a sorted run is complete.
+    """
+    return path.stem.encode() + PLACE.pack(position, length)
 
 
 def append_frame(path: Path, table: pa.Table | None) -> int:
@@ -59,7 +67,7 @@ def append_frame(path: Path, table: pa.Table | None) -> int:
                 stream.write_table(table)
         end = file.tell()
         length = end - position - HEAD.size
-        content.hasher.update(PLACE.pack(position, length))
+        content.hasher.update(place_of(path, position, length))
         file.seek(position)
         file.write(HEAD.pack(MAGIC, length, content.hasher.digest()))
         return end - position
@@ -90,7 +98,7 @@ def read_frame(path: Path, position: int) -> tuple[pa.Table | None, int]:
     except (FileNotFoundError, ValueError, struct.error) as error:
         raise _corrupt(path, position) from error
     hasher = blake2b(content, digest_size=DIGEST_BYTES)
-    hasher.update(PLACE.pack(position, length))
+    hasher.update(place_of(path, position, length))
     if hasher.digest() != expected:
         raise _corrupt(path, position)
     end = position + HEAD.size + length

@@ -9,7 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from setfold.files.tables.arrow import combined
-from setfold.files.tables.frames import append_frame, read_frames
+from setfold.files.tables.frames import START_OVER, append_frame, read_frames
+from setfold.files.tables.stream import reading
 from setfold.files.tables.table import StateTable
 
 # Copies of a window that `merge_sorted_runs` needs in memory: as read, concatenated, sorted, the
@@ -39,7 +40,9 @@ def read_sorted_run(path: Path) -> Iterator[pa.Table]:
     Raises:
         FileError: The file is missing or corrupt.
     """
-    return read_frames(path)
+    for window in read_frames(path):
+        StateTable.from_arrow(window.slice(0, 0))  # checks the columns
+        yield window
 
 
 def merge_sorted_runs(runs: Sequence[Iterator[pa.Table]]) -> Iterator[StateTable]:
@@ -52,14 +55,15 @@ def merge_sorted_runs(runs: Sequence[Iterator[pa.Table]]) -> Iterator[StateTable
     """
     heads = [(window, run) for run in runs if (window := next(run, None)) is not None]
     while heads:
-        ends = pa.concat_arrays([combined(w["set"].slice(len(w) - 1)) for w, _ in heads])
-        last = ends[pc.array_sort_indices(ends)[0].as_py()]
-        ready, remaining = [], []
-        for window, run in heads:
-            cut = pc.sum(pc.less_equal(window["set"], last)).as_py()
-            ready.append(window.slice(0, cut))
-            rest = window.slice(cut) if cut < len(window) else next(run, None)
-            if rest is not None:
-                remaining.append((rest, run))
-        heads = remaining
-        yield StateTable.from_arrow(pa.concat_tables(ready)).sorted()
+        with reading("a sorted run", START_OVER):
+            ends = pa.concat_arrays([combined(w["set"].slice(len(w) - 1)) for w, _ in heads])
+            last = ends[pc.array_sort_indices(ends)[0].as_py()]
+            ready, remaining = [], []
+            for window, run in heads:
+                cut = pc.sum(pc.less_equal(window["set"], last)).as_py()
+                ready.append(window.slice(0, cut))
+                rest = window.slice(cut) if cut < len(window) else next(run, None)
+                if rest is not None:
+                    remaining.append((rest, run))
+            heads, table = remaining, pa.concat_tables(ready)
+        yield StateTable.from_arrow(table).sorted()
