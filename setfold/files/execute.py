@@ -18,6 +18,7 @@ from setfold.files.publish import check_replaceable, verify_outputs
 from setfold.files.request import ReadOptions
 from setfold.files.results import read_result
 from setfold.files.run import Engine, Output, Run, Summary, publish, summarize_complete
+from setfold.files.tables.usable import blames_elements, reason_of
 from setfold.files.work_folder import open_work_folder
 
 
@@ -77,7 +78,7 @@ def execute(
         job = _with_results(prepare(finished), request["command"], in_place)
         if resume and _is_complete(job):
             return summarize_complete(job.plan, job.outputs)
-        _check_ids(job)
+        _check_contents(job)
         _check_inputs_are_kept(job.plan, paths, in_place)
         run = Run(job.plan, work, engine, job.outputs, options["progress"])
         _check_existing(run.journal, job, options, in_place)
@@ -95,14 +96,24 @@ def _check_targets(paths: Sequence[Path]) -> None:
         check_target(path)
 
 
-def _check_ids(job: Job) -> None:
-    """Raise InputError if an output cannot store the set ids."""
+def _check_contents(job: Job) -> None:
+    """Raise InputError if the encodings cannot be computed, or an output cannot store the ids."""
+    encoder = job.plan.task.encoder
     for output in job.outputs:
         if not output.sink.can_store(job.plan.set_type):
             raise InputError(
                 f"the set ids are {job.plan.set_type}, which NumPy cannot store in {output.path}. "
                 "Write a .parquet or .arrow file instead."
             )
+        try:
+            if not output.holds_states:
+                encoder.readout(encoder.initial_state(1))
+        except Exception as error:  # a head may contain any code
+            if not blames_elements(error):
+                raise
+            raise InputError(
+                f"the model cannot be read out: {reason_of(error)}. Correct its head."
+            ) from error
 
 
 def _check_inputs_are_kept(plan: Plan, paths: Sequence[Path], in_place: bool) -> None:

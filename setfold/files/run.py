@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.persist import replace_durably, sync
-from setfold.errors import NonFiniteError
+from setfold.errors import InputError, NonFiniteError, SetfoldError
 from setfold.files.budget import current_memory, peak_memory
 from setfold.files.engines.task import Shard, Skipped, Step, Task
 from setfold.files.journal import WorkFolder
@@ -33,6 +33,9 @@ from setfold.files.tables.sorted_runs import (
 from setfold.files.tables.spill import BUCKETS
 from setfold.files.tables.store import Store
 from setfold.files.tables.table import StateTable, read_out
+from setfold.files.tables.usable import blames_elements, reason_of
+
+NOT_FINITE = "its {} is not finite: its elements are too large together"
 
 Engine = Callable[[Task, Sequence[Shard], int, int], Iterator[Step]]
 
@@ -257,25 +260,50 @@ class Run:
         marks = find_marks(table)
         if not marks.any():
             return table
-        self._leave_out(table.sets.filter(pa.array(marks)), "state")
+        self._leave_out(table.sets.filter(pa.array(marks)), NOT_FINITE.format("state"))
         return table.take(np.flatnonzero(~marks))
 
     def _read_out(self, table: StateTable) -> Iterator[pa.Table]:
-        """Yield the encodings of all sets, except those that are not finite."""
-        for part in read_out(self.encoder, table):
+        """Yield the encodings of all sets, except those that are not finite or cannot be computed."""
+        for part in self._encodings(table):
             finite = find_finite(part)
             if not finite.all():
-                self._leave_out(part["set"].filter(pa.array(~finite)), "encoding")
+                self._leave_out(
+                    part["set"].filter(pa.array(~finite)), NOT_FINITE.format("encoding")
+                )
                 part = part.filter(pa.array(finite))
             yield part
 
-    def _leave_out(self, sets: pa.Array | pa.ChunkedArray, what: str) -> None:
-        """List sets that overflow, or raise an error that names the first one."""
-        reason = f"its {what} is not finite: its elements are too large together"
+    def _encodings(self, table: StateTable) -> Iterator[pa.Table]:
+        """Yield the encodings of all sets, except those for which the model raises an error."""
+        done = 0
+        try:
+            for part in read_out(self.encoder, table):
+                done += len(part)
+                yield part
+        except Exception as error:  # a head may contain any code
+            rest = np.arange(done, len(table))
+            if not (blames_elements(error) and len(rest)):
+                raise
+            if len(rest) == 1:
+                advice = "Correct the head of the model"
+                self._leave_out(table.sets.slice(done), reason_of(error), advice, InputError)
+                rest = rest[:0]  # so that the output has its columns even if no set is left
+            for half in np.array_split(rest, min(len(rest), 2) or 1):
+                yield from self._encodings(table.take(half))
+
+    def _leave_out(
+        self,
+        sets: pa.Array | pa.ChunkedArray,
+        reason: str,
+        advice: str = "Scale the features, compute in float64",
+        kind: type[SetfoldError] = NonFiniteError,
+    ) -> None:
+        """List sets that are not written, or raise an error that names the first one."""
         if not self.plan.task.skip:
-            raise NonFiniteError(
-                f"the set {sets[0]} cannot be written: {reason}. Scale the features, compute in "
-                "float64, or leave out such sets with --on-error skip --restart."
+            raise kind(
+                f"the set {sets[0]} cannot be written: {reason}. {advice}, or leave out such sets "
+                "with --on-error skip --restart."
             )
         self.work.log_skipped([Skipped(None, None, reason, str(name)) for name in sets])
         self.journal.skipped += len(sets)

@@ -149,3 +149,43 @@ def test_a_lack_of_memory_is_not_the_fault_of_a_row(tmp_path):
             tmp_path / "out.npz",
             skip_errors=True,
         )
+
+
+class Picky(nn.Module):
+    """A head that raises for some sets."""
+
+    def forward(self, encoding):
+        if (encoding > 90).any():
+            raise ValueError("a set is\ntoo far away")
+        return encoding
+
+
+def far_sets(path, far):
+    """Rows of 200 sets, of which some have elements that the head refuses."""
+    event = np.arange(600) % 200
+    x = np.where(np.isin(event, far), 100, 1).astype(np.float32)
+    pq.write_table(pa.table({"event": event, "x": x}), path)
+    return path
+
+
+@pytest.mark.parametrize("far", [[7, 8, 199], range(200)], ids=["some", "all"])
+def test_a_set_that_makes_the_head_raise_is_named_or_left_out(tmp_path, far):
+    model = setfold.Composition(setfold.Pool(1), head=Picky())
+    path, out = far_sets(tmp_path / "a.parquet", far), tmp_path / "out.parquet"
+    message = rf"the set {far[0]} cannot be written: the model raises ValueError: a set is too far"
+    with pytest.raises(setfold.InputError, match=message):
+        encode(model, path, out)
+    summary = encode(model, path, out, skip_errors=True, restart=True)
+    left = [event for event in range(200) if event not in far]
+    assert pq.read_table(out)["set"].to_pylist() == left
+    assert (summary.sets, summary.skipped) == (len(left), len(far))
+    lines = [json.loads(line) for line in Path(summary.report).read_text().splitlines()]
+    assert [line["set"] for line in lines] == [str(event) for event in far]
+
+
+def test_a_head_that_never_works_is_refused_before_anything_is_read(tmp_path):
+    path, seen = far_sets(tmp_path / "a.parquet", []), []
+    model = setfold.Composition(setfold.Pool(1), head=nn.Linear(2, 3))
+    with pytest.raises(setfold.InputError, match="cannot be read out: the model raises Runtime"):
+        encode(model, path, tmp_path / "out.parquet", progress=seen.append, skip_errors=True)
+    assert not seen
