@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from functools import cache
+from inspect import signature
 from typing import Any
 
 import torch
@@ -107,6 +109,8 @@ class Composition(StreamingSetEncoder):
         self, elements: Tensor, mask: Tensor | None, context: tuple[Tensor, ...]
     ) -> Tensor:
         found = elements
+        if context and self.features is not None and not torch.compiler.is_compiling():
+            _check_context(self.features, len(context))
         if self.features is not None:
             found = apply_features(self.features, elements, mask, context)
         width = self.encoder.dim_in
@@ -142,6 +146,28 @@ class SlotPool(nn.Module):
 
     def forward(self, encoding: Tensor) -> Tensor:
         return encoding.mean(1) if self.reduce == "mean" else encoding.sum(1)
+
+
+def _check_context(features: nn.Module, passes: int) -> None:
+    """Raise InputError if features cannot be called with a context, which may come from a file."""
+    kind: Any = type(features)
+    if "forward" not in vars(features) and not _takes(kind, 1 + passes):
+        raise InputError(
+            f"the features do not take a context: {kind.__name__}.forward cannot be called "
+            f"with the elements and {passes} more. Leave the context out, or use other features."
+        )
+
+
+@cache
+def _takes(kind: type[nn.Module], arguments: int) -> bool:
+    """Whether the forward of a module takes so many arguments."""
+    try:
+        signature(kind.forward).bind(None, *range(arguments))
+    except TypeError:
+        return False
+    except ValueError:  # there is no signature
+        return True
+    return True
 
 
 def apply_features(

@@ -153,6 +153,15 @@ def test_context_reaches_the_elements_of_its_own_set(sets):
     assert_close(model.readout(model.update(own, rows, index=index)), expected, **TIGHT)
 
 
+@pytest.mark.parametrize("features", [nn.Tanh(), nn.Sequential(nn.Linear(3, 3))], ids=str)
+def test_features_that_take_no_context_are_not_called_with_one(features):
+    model, context = compose(features.double()), draw(2, 1)
+    with pytest.raises(setfold.InputError, match="do not take a context"):
+        model(draw(2, 5, 3), context=context)
+    with pytest.raises(setfold.InputError, match="do not take a context"):
+        model.update(model.initial_state(2, context=context), draw(2, 5, 3))
+
+
 def test_context_stays_with_its_set():
     model, context = compose(Conditioned()), draw(2, 2)
     state = model.update(model.initial_state(2, context=context), draw(2, 5, 3))
