@@ -369,8 +369,9 @@ class StreamingSetEncoder(SetEncoder):
         Args:
             elements: (B, n, d), or ragged (N, d) with an index.
             mask: (B, n), True where an element is present.
-            index: (N,), the set of each row; needs batch_size.
-            batch_size: the number of sets; needed for a ragged batch only.
+            index: (N,), the set of each row.
+            batch_size: the number of sets; by default that of a dense batch, or the largest index
+                plus 1.
             context: (B, ...), the readout of an earlier pass, or of several.
         """
         compiling = torch.compiler.is_compiling()

@@ -147,14 +147,14 @@ def validate_whole_sets(
         elements: (B, n, d) or, with an index, (N, d).
         mask: (B, n) bool, True where present.
         index: (N,) integers in [0, batch_size).
-        batch_size: the number of sets; may be None for a dense batch.
+        batch_size: the number of sets; None for that of a dense batch, or the largest index plus 1.
         width: the width d that the encoder takes; None for any trailing shape.
         like: a weight, whose dtype and device the elements must share.
     """
     if batch_size is not None:
         check_batch_size(batch_size)
     elif index is not None:
-        raise InputError("a ragged batch needs batch_size, the number of sets, beside its index.")
+        batch_size = _number_of_sets(index)
     device, dtype = (None, None) if like is None else (like.device, like.dtype)
     sets = None if index is None else batch_size
     chunk = Chunk(elements, mask, index).validate(sets, width, device, dtype).owned()
@@ -167,6 +167,14 @@ def validate_whole_sets(
             f"{sets} sets: leave batch_size out, or pass an index, the set of each row."
         )
     return chunk, sets
+
+
+def _number_of_sets(index: Tensor) -> int:
+    """The largest index plus 1."""
+    if torch.compiler.is_compiling() or vectorizes():
+        raise InputError("pass batch_size, the number of sets: here it cannot depend on the index.")
+    check_kind("index", index)
+    return int(index.max()) + 1 if index.numel() else 0
 
 
 def check_kind(name: str, given: object) -> None:

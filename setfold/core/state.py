@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -237,21 +237,45 @@ class SetState:
 
     # ---- sets --------------------------------------------------------------------------------
 
-    def __getitem__(self, item: int | slice) -> SetState:
-        """One set (as a batch of one) or a slice of the sets."""
+    def __getitem__(self, item: int | slice | Sequence[int] | Tensor) -> SetState:
+        """One set (as a batch of one), a slice of the sets, or the sets at some places.
+
+        Places are a list or a tensor of integers, in any order, or a bool tensor (B,).
+        """
         if not isinstance(item, slice):
-            try:
-                item = operator.index(item)
-            except TypeError:
-                raise InputError(
-                    f"index a state with an integer or a slice; got {type(item).__name__}."
-                ) from None
-            if not -len(self) <= item < len(self):
-                raise IndexError(f"index {item} is out of range for a state of {len(self)} sets")
-            item = slice(item % len(self), item % len(self) + 1)
+            item = self._places(item)
         shared = {f"slots.{i}" for i, slots in enumerate(self.frame) if slots.shape[0] == 1}
         named = {n: t if n in shared else t[item] for n, t in self.tensors().items()}
         return SetState.from_tensors(named, self.fields, self.weights)
+
+    def _places(self, item: Any) -> slice | Tensor:
+        """What selects sets from a tensor (B, ...).
+
+        Raises:
+            IndexError: a place is out of range.
+            InputError: it is not made of integers.
+        """
+        sets = len(self)
+        if isinstance(item, Tensor) and item.dtype == torch.bool and item.shape == (sets,):
+            return item.to(self.device)
+        if isinstance(item, Tensor) and item.dim() == 1:
+            item = item.tolist()
+        several = isinstance(item, list)
+        try:
+            places = [operator.index(place) for place in (item if several else [item])]
+            if several and any(isinstance(place, bool) for place in item):
+                raise TypeError
+        except TypeError:
+            raise InputError(
+                "index a state with integers, a slice, or a bool tensor with one value for each "
+                f"set; got {item!r:.60}."
+            ) from None
+        for place in places:
+            if not -sets <= place < sets:
+                raise IndexError(f"index {place} is out of range for a state of {sets} sets")
+        if several:
+            return torch.tensor(places, dtype=torch.long, device=self.device)
+        return slice(places[0] % sets, places[0] % sets + 1)
 
     @staticmethod
     def stack(states: Iterable[SetState]) -> SetState:

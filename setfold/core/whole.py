@@ -56,8 +56,9 @@ class WholeSetEncoder(SetEncoder):
         Args:
             elements: (B, n, d), or ragged (N, d) with an index.
             mask: (B, n), True where an element is present.
-            index: (N,), the set of each row, in any order; needs batch_size.
-            batch_size: the number of sets; needed for a ragged batch only.
+            index: (N,), the set of each row, in any order.
+            batch_size: the number of sets; by default that of a dense batch, or the largest index
+                plus 1.
         """
         like = first_tensor((self,))
         chunk, sets = validate_whole_sets(elements, mask, index, batch_size, self.dim_in, like)

@@ -74,16 +74,28 @@ def test_ragged_forward_is_each_set_alone(name, index):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({}, "needs batch_size, the number of sets"),
         ({"batch_size": 1}, r"0\.\.0 for 1 sets; found 1"),
         ({"batch_size": 2, "mask": SEEN}, "not both"),
         ({"batch_size": 2, "context": draw(3, 4)}, r"context must be \(2, ...\)"),
     ],
-    ids=["no number", "too few", "mask", "context"],
+    ids=["too few", "mask", "context"],
 )
 def test_ragged_forward_says_what_it_expected(given, message):
     with pytest.raises(setfold.InputError, match=message):
         make()(draw(5, 3), index=SETS, **given)
+
+
+@pytest.mark.parametrize("rows", [5, 2, 0])
+@pytest.mark.parametrize("name", models())
+def test_the_number_of_sets_defaults_to_the_largest_index_plus_one(name, rows):
+    model, elements, index = models()[name], draw(5, 3)[:rows], SETS[:rows]
+    sets = int(index.max()) + 1 if rows else 0
+    assert_close(model(elements, index=index), model(elements, index=index, batch_size=sets))
+
+
+def test_a_negative_index_is_refused():
+    with pytest.raises(setfold.InputError, match="found -1"):
+        make()(draw(2, 3), index=torch.tensor([0, -1]))
 
 
 def test_forward_wants_one_context_for_each_set():

@@ -90,18 +90,26 @@ def test_a_set_taken_out_is_that_set_folded_alone(aggregate):
         assert_same_state(state[number - 3], alone)
     assert_same_state(state[1:], encoder.update(encoder.initial_state(2), chunk[1:]))
     assert_same_state(state[::2], encoder.update(encoder.initial_state(2), chunk[::2]))
+    for places in ([2, 0, -1], torch.tensor([1, 1]), [], torch.tensor([True, False, True])):
+        alone = encoder.update(encoder.initial_state(len(chunk[places])), chunk[places])
+        assert_same_state(state[places], alone)
     assert [len(one) for one in state] == [1, 1, 1]
 
 
-@pytest.mark.parametrize("item", [3, -4])
-def test_index_out_of_range_is_an_index_error(item):
-    with pytest.raises(IndexError, match=f"index {item} is out of range for a state of 3 sets"):
-        make().initial_state(3)[item]
+@pytest.mark.parametrize("place", [3, -4])
+def test_index_out_of_range_is_an_index_error(place):
+    for item in (place, [0, place], torch.tensor([place])):
+        with pytest.raises(IndexError, match=f"{place} is out of range for a state of 3 sets"):
+            make().initial_state(3)[item]
 
 
-@pytest.mark.parametrize("item", ["0", 1.0, (0, 1), torch.tensor([True, False, True])])
+@pytest.mark.parametrize(
+    "item",
+    ["0", 1.0, (0, 1), [0.0], [True, False, True], torch.ones(1), torch.ones(2, dtype=bool)],
+    ids=str,
+)
 def test_index_of_another_kind_is_refused(item):
-    with pytest.raises(setfold.InputError, match="integer or a slice; got"):
+    with pytest.raises(setfold.InputError, match="integers, a slice, or a bool tensor"):
         make().initial_state(3)[item]
 
 

@@ -253,8 +253,6 @@ def test_masks_and_indices_that_do_not_fit_are_refused(encoder):
         encoder(elements, torch.ones(2, 4, dtype=torch.bool))
     with pytest.raises(setfold.InputError, match="mask must be bool"):
         encoder(elements, torch.ones(2, 5))
-    with pytest.raises(setfold.InputError, match="needs batch_size"):
-        encoder(rows, index=torch.zeros(5, dtype=torch.long))
     with pytest.raises(setfold.InputError, match=r"index must be in 0\.\.1"):
         encoder(rows, index=torch.full((5,), 2), batch_size=2)
 
