@@ -32,6 +32,7 @@ from .encoders.set_transformer import SeedAttention as SeedAttention
 from .encoders.set_transformer import SetTransformer as SetTransformer
 from .encoders.slot_attention import SlotAttention as SlotAttention
 from .encoders.slot_set import SlotSetEncoder as SlotSetEncoder
+from .encoders.summary import SummaryStatistics as SummaryStatistics
 from .errors import CancelledAttentionWarning as CancelledAttentionWarning
 from .errors import DescriptionError as DescriptionError
 from .errors import DistributedError as DistributedError
@@ -55,5 +56,12 @@ from .folding.api import fold as fold
 from .folding.merge import all_merge as all_merge
 from .laws.check import check as check
 from .laws.check import check_all as check_all
+from .preprocessing.columns import CategoryColumn as CategoryColumn
+from .preprocessing.columns import Columns as Columns
+from .preprocessing.columns import NumberColumn as NumberColumn
+from .preprocessing.columns import TimeColumn as TimeColumn
+from .preprocessing.relative import RelativeLayer as RelativeLayer
+from .preprocessing.targets import Classes as Classes
+from .preprocessing.targets import Quantity as Quantity
 
 __version__: str

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -25,11 +26,12 @@ from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.state import SetState
 from setfold.errors import InputError, NonFiniteError, StateMismatchError
 from setfold.files.arguments import checked
-from setfold.files.columns import ColumnSpec, features_of
+from setfold.files.columns import ColumnSpec, features_of, parsed_by
 from setfold.files.rows import rows_of
 from setfold.files.tables.arrow import FRAME, HEADER, combined
 from setfold.files.tables.overflow import find_finite, find_marks, mark_overflows
 from setfold.files.tables.table import StateTable, element_dtypes, merged, read_out
+from setfold.preprocessing.columns import columns_of
 
 # Each packed state starts with a digest of what all sets share.
 DIGEST_BYTES = hashlib.sha256().digest_size
@@ -63,12 +65,15 @@ def partial_states(
     [2, 1]
     """
     dtype, wanted = element_dtypes(encoder)
-    columns = ColumnSpec(features_of(features), set)
+    parser = columns_of(encoder)
+    columns = parsed_by(parser, ColumnSpec(features_of(features), set))
     if isinstance(rows, pa.Table):
         rows = rows.combine_chunks()
         batches = rows.to_batches() or [pa.RecordBatch.from_pylist([], schema=rows.schema)]
         (rows,) = batches
-    found = rows_of(rows, columns, first=0, dtype=dtype, width=encoder.dim_in, partition={})
+    columns.needed(rows.schema, {}, Path("the rows"), parser)
+    width = encoder.dim_in if parser is None else parser.width
+    found = rows_of(rows, columns, first=0, dtype=dtype, width=width, partition={}, parser=parser)
     if found.bad:
         row, reason = found.bad[0]
         raise InputError(f"row {row} (counting from 0): {reason}. Remove such rows first.")

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from setfold.errors import InputError
 from setfold.files.columns import ColumnSpec, is_list
 from setfold.files.readers import BadRow
+from setfold.preprocessing.columns import Columns
 
 BLOCK_ROWS = 8192  # rows that are copied at a time; more would not fit into the CPU cache
 
@@ -55,6 +56,7 @@ def rows_of(
     dtype: np.dtype,
     width: int | None,
     partition: Mapping[str, str],
+    parser: Columns | None = None,
 ) -> Rows:
     """Extract the elements of a batch, and find its bad rows.
 
@@ -65,6 +67,7 @@ def rows_of(
         dtype: The dtype of the elements. Factors are applied in float64 before the conversion.
         width: The number of features of an element; None to use the width of the first row.
         partition: The key=value folders in the path of the file.
+        parser: The columns of the model, if it parses them itself.
 
     >>> batch = pa.record_batch({"event": [7, 7, 8], "x": [1.0, None, 3.0], "y": [4, 5, 6]})
     >>> rows = rows_of(
@@ -79,12 +82,18 @@ def rows_of(
         sets = _decoded(batch.column(columns.set)).cast(columns.set_type(batch.schema, partition))
     arrays = [_decoded(batch.column(feature.name)) for feature in features]
     draft = _Draft([feature.name for feature in features], arrays, columns.set or "", sets)
+    if parser is not None:
+        draft.optional = {column.name for column in parser.all if column.takes_missing}
     draft.drop_nulls()
     if columns.explode:
         draft.explode()
         draft.drop_nulls()
-    draft.drop_other_widths(width)
-    elements = _matrix(draft.arrays, [feature.factor for feature in features], dtype)
+    if parser is None:
+        draft.drop_other_widths(width)
+        elements = _matrix(draft.arrays, [feature.factor for feature in features], dtype)
+    else:
+        with np.errstate(over="ignore"):  # overflows become infinite, and are found later
+            elements = parser.read(dict(zip(draft.names, draft.arrays, strict=True))).astype(dtype)
     if width is not None and elements.shape[1] != width:
         if len(elements):
             raise InputError(
@@ -124,6 +133,7 @@ class _Draft:
     empty: np.ndarray = field(
         default_factory=lambda: np.empty(0, np.int64)
     )  # rows without elements
+    optional: set[str] = field(default_factory=set)  # columns in which a value may be missing
 
     def drop_nulls(self) -> None:
         """Drop rows with a null in the set id, in a feature, or in the list of a feature."""
@@ -131,7 +141,7 @@ class _Draft:
         if self.sets is not None:
             named.insert(0, (self.set_name, self.sets))
         for name, array in named:
-            if array.null_count:
+            if array.null_count and name not in self.optional:
                 self._reject(np.flatnonzero(array.is_null()), f"column {name!r} is null")
             if is_list(array.type) and (values := array.flatten()).null_count:
                 places = _owners(array)[np.flatnonzero(values.is_null())]
