@@ -60,6 +60,7 @@ from .preprocessing.columns import CategoryColumn as CategoryColumn
 from .preprocessing.columns import Columns as Columns
 from .preprocessing.columns import NumberColumn as NumberColumn
 from .preprocessing.columns import TimeColumn as TimeColumn
+from .preprocessing.columns import VectorColumn as VectorColumn
 from .preprocessing.relative import RelativeLayer as RelativeLayer
 from .preprocessing.targets import Classes as Classes
 from .preprocessing.targets import Quantity as Quantity

@@ -6,6 +6,7 @@ digits. `forward` is the part with weights: it embeds categories and unfolds tim
 and files hold the numbers between the two.
 
     NumberColumn      (x - center) / scale, after a logarithm if wanted; a mark where x is missing
+    VectorColumn      the same for a list of numbers
     CategoryColumn    the place of a value in a list of known values; 0 for any other
     TimeColumn        days since an origin; then hour and weekday
     Columns           several columns side by side
@@ -124,6 +125,51 @@ class NumberColumn(Column):
             return numbers[:, None]
         absent = np.isnan(numbers)
         return np.stack([np.where(absent, 0.0, numbers), absent], 1)
+
+
+class VectorColumn(Column):
+    """A list of numbers x becomes (x - center) / scale, place by place.
+
+    Args:
+        name: The name of the column.
+        center: The numbers to subtract.
+        scale: The numbers to divide by.
+
+    >>> column = VectorColumn("embedding", center=[1.0, 0.0], scale=[1.0, 2.0])
+    >>> column.read(pa.array([[3.0, 4.0]])).tolist()
+    [[2.0, 2.0]]
+    """
+
+    def __init__(self, name: str, center: Sequence[float], scale: Sequence[float]) -> None:
+        super().__init__()
+        _check_name(name)
+        if not center or len(center) != len(scale):
+            raise InputError(
+                f"center and scale must have the same length; got {len(center)} and {len(scale)}."
+            )
+        for number in scale:
+            check_positive(scale=number)
+        self.name = name
+        self.center = list(center)
+        self.scale = list(scale)
+        self.width = self.dim_out = len(self.center)
+
+    def extra_repr(self) -> str:
+        return f"{self.name!r}, {self.width} numbers"
+
+    def fits(self, kind: pa.DataType) -> bool:
+        return is_vector(kind)
+
+    def expected(self) -> str:
+        return f"lists of {self.width} numbers"
+
+    def read(self, values: pa.Array) -> np.ndarray:
+        flat = as_numbers(values.flatten())
+        lengths = pc.list_value_length(values).fill_null(0).to_numpy(zero_copy_only=False)
+        found = np.full((len(values), self.width), np.nan)
+        fitting = np.repeat(lengths == self.width, lengths)
+        found[lengths == self.width] = flat[fitting].reshape(-1, self.width)
+        return (found - self.center) / self.scale
 
 
 class CategoryColumn(Column):
@@ -339,6 +385,16 @@ def as_text(values: pa.Array) -> pa.Array:
 def is_text(kind: pa.DataType) -> bool:
     """Whether a column holds text."""
     return pa.types.is_string(kind) or pa.types.is_large_string(kind) or kind == pa.string_view()
+
+
+def is_vector(kind: pa.DataType) -> bool:
+    """Whether a column holds lists of numbers."""
+    is_list = (
+        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    )
+    return is_list and (
+        pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type)
+    )
 
 
 def _check_name(name: object) -> None:
