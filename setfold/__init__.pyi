@@ -61,6 +61,8 @@ from .preprocessing.columns import Columns as Columns
 from .preprocessing.columns import NumberColumn as NumberColumn
 from .preprocessing.columns import TimeColumn as TimeColumn
 from .preprocessing.columns import VectorColumn as VectorColumn
+from .preprocessing.heads import ResidualHead as ResidualHead
+from .preprocessing.heads import Standardize as Standardize
 from .preprocessing.relative import RelativeLayer as RelativeLayer
 from .preprocessing.targets import Classes as Classes
 from .preprocessing.targets import Quantity as Quantity
