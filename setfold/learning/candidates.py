@@ -50,16 +50,12 @@ def build_model(name: str, columns: Columns, target: Target, center: Sequence[st
     dim = columns.dim_out
     outputs = len(target.labels) if isinstance(target, Classes) else 1
     plain = SummaryStatistics(dim)
-    encoder: StreamingSetEncoder = plain
+    encoder: SummaryStatistics | Concat = plain
+    last: nn.Module = nn.Linear(plain.dim_readout, outputs)
     if name != STATISTICS:
         encoder = Concat({STATISTICS: plain, name: _learned(name, dim)})
-    width = plain.dim_readout if name == STATISTICS else encoder.dim_readout
-    head: nn.Module
-    if name == STATISTICS:
-        head = nn.Linear(width, outputs)
-    else:
-        head = ResidualHead(width, plain.dim_readout, outputs, HIDDEN)
-    head = nn.Sequential(Standardize(width), head, target)
+        last = ResidualHead(encoder.dim_readout, plain.dim_readout, outputs, HIDDEN)
+    head = nn.Sequential(Standardize(encoder.dim_readout), last, target)
     layer = relative_layer(columns, center)
     if layer is None:
         return Composition(encoder, columns, head)

@@ -40,6 +40,7 @@ def loss_of(target: Target, found: Predictions) -> float:
     """Return what the choice between models minimizes: log loss, or mean squared error."""
     if isinstance(target, Classes):
         scores = np.clip(found.scores, 1e-7, 1)
+        scores = scores / scores.sum(1, keepdims=True)
         return float(log_loss(found.targets, scores, labels=range(len(target.labels))))
     return float(mean_squared_error(found.targets, found.scores)) / target.scale**2
 

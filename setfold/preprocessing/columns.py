@@ -61,6 +61,10 @@ class Column(nn.Module):
         """Parse values into numbers `(n, width)`, in float64; NaN where a value cannot be used."""
         raise NotImplementedError
 
+    def show(self, numbers: Sequence[float]) -> str:
+        """Return the value that was parsed into some numbers, as text."""
+        raise NotImplementedError
+
     def forward(self, numbers: Tensor) -> Tensor:
         """Map numbers (..., width) to (..., dim_out)."""
         return numbers
@@ -126,6 +130,12 @@ class NumberColumn(Column):
         absent = np.isnan(numbers)
         return np.stack([np.where(absent, 0.0, numbers), absent], 1)
 
+    def show(self, numbers: Sequence[float]) -> str:
+        if self.missing and numbers[1]:
+            return "missing"
+        value = numbers[0] * self.scale + self.center
+        return f"{math.copysign(math.expm1(abs(value)), value) if self.log else value:.4g}"
+
 
 class VectorColumn(Column):
     """A list of numbers x becomes (x - center) / scale, place by place.
@@ -170,6 +180,10 @@ class VectorColumn(Column):
         fitting = np.repeat(lengths == self.width, lengths)
         found[lengths == self.width] = flat[fitting].reshape(-1, self.width)
         return (found - self.center) / self.scale
+
+    def show(self, numbers: Sequence[float]) -> str:
+        values = zip(numbers, self.scale, self.center, strict=True)
+        return " ".join(f"{number * scale + center:.3g}" for number, scale, center in values)
 
 
 class CategoryColumn(Column):
@@ -224,6 +238,10 @@ class CategoryColumn(Column):
         places = pc.index_in(as_text(values), self._known).fill_null(-1)
         return (places.to_numpy(zero_copy_only=False) + 1.0)[:, None]
 
+    def show(self, numbers: Sequence[float]) -> str:
+        place = round(numbers[0])
+        return self.values[place - 1] if place else "other"
+
     def forward(self, numbers: Tensor) -> Tensor:
         return self.vectors(numbers.squeeze(-1).round().long())
 
@@ -275,6 +293,10 @@ class TimeColumn(Column):
         days = since / DAY
         days[np.asarray(whole.is_null())] = np.nan
         return days[:, None]
+
+    def show(self, numbers: Sequence[float]) -> str:
+        micros = self.origin + round(numbers[0] * DAY)
+        return str(np.datetime64(micros, "us").astype("datetime64[s]"))
 
     def forward(self, numbers: Tensor) -> Tensor:
         days = numbers[..., 0]
@@ -350,6 +372,14 @@ class Columns(nn.Module):
         A number is NaN where its value is missing and must not be.
         """
         return np.concatenate([column.read(table[column.name]) for column in self.all], 1)
+
+    def show(self, element: Sequence[float]) -> dict[str, str]:
+        """Return the values that were parsed into an element, as text."""
+        found, first = {}, 0
+        for column in self.all:
+            found[column.name] = column.show(element[first : first + column.width])
+            first += column.width
+        return found
 
     def forward(self, elements: Tensor) -> Tensor:
         """Map elements (..., width) to (..., dim_out)."""

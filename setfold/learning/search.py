@@ -1,0 +1,177 @@
+"""Train candidates under a time budget, and keep the one that is best on the validation sets."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from setfold.core.persist import write_atomically
+from setfold.learning.baselines import (
+    Baseline,
+    copy_linear,
+    fit_baselines,
+    fit_linear,
+    fit_scales,
+    statistics_of,
+)
+from setfold.learning.candidates import STATISTICS, Model, build_model
+from setfold.learning.dataset import SetDataset
+from setfold.learning.loop import History, Progress, Settings, fit, predict
+from setfold.learning.metrics import Predictions, loss_of
+from setfold.preprocessing.columns import Columns
+from setfold.preprocessing.targets import Target
+
+MIN_EPOCHS, MAX_EPOCHS = 5, 300
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A trained candidate.
+
+    Args:
+        name: Its name.
+        model: The model, in evaluation mode.
+        found: What it predicts for the validation sets.
+        history: The course of its training; None if it was not trained by steps.
+        seconds: How long it took.
+    """
+
+    name: str
+    model: Model
+    found: Predictions
+    history: History | None
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Search:
+    """What was tried.
+
+    Args:
+        best: The candidate with the least validation loss.
+        trials: All candidates.
+        baselines: The baselines.
+    """
+
+    best: Trial
+    trials: list[Trial]
+    baselines: list[Baseline]
+
+
+def search(
+    names: Sequence[str],
+    columns: Columns,
+    target: Target,
+    training: SetDataset,
+    validation: SetDataset,
+    settings: Settings,
+    *,
+    center: Sequence[str] = (),
+    seconds: float,
+    epochs: int | None = None,
+    folder: Path | None = None,
+    progress: Callable[[str, Progress], None] | None = None,
+) -> Search:
+    """Train some candidates and fit the baselines.
+
+    Args:
+        names: The candidates.
+        columns: The columns of the table.
+        target: What to predict.
+        training: The training sets.
+        validation: The validation sets.
+        settings: How to train. The number of epochs follows from the time.
+        center: Columns to center in each set.
+        seconds: The time for all candidates together.
+        epochs: The number of epochs of each candidate; None to derive it from the time.
+        folder: A folder for checkpoints. Trainings that it contains are continued.
+        progress: Called after every step, with the name of the candidate.
+    """
+    rows = settings.batch_rows
+    torch.manual_seed(settings.seed)
+    plain = build_model(STATISTICS, columns, target, center)
+    readouts = [statistics_of(plain, data, rows) for data in (training, validation)]
+    scale = fit_scales(plain, readouts[0])
+    tables = [scale(found).double().numpy() for found in readouts]
+    seen, held = (tables[0], training.targets), (tables[1], validation.targets)
+    linear = fit_linear(target, seen, held)
+    copy_linear(plain, linear, target)
+    trials = []
+    for name in dict.fromkeys(names):
+        started = time.monotonic()
+        if name == STATISTICS:
+            found = predict(plain.eval(), validation, rows)
+            trials.append(Trial(name, plain, found, None, time.monotonic() - started))
+            continue
+        torch.manual_seed(settings.seed)
+        model = build_model(name, columns, target, center)
+        if columns_state := plain.state_dict():
+            model.load_state_dict(
+                {n: t for n, t in columns_state.items() if n.startswith("features.")}, strict=False
+            )
+        fit_scales(model, statistics_of(model, training, rows))
+        copy_linear(model, linear, target)
+        path = None if folder is None else folder / f"{name}.safetensors"
+        plan = replace(
+            settings,
+            epochs=epochs
+            or _plan_epochs(model, training, settings, seconds / len(names), folder, name),
+        )
+        note = None if progress is None else _named(progress, name)
+        history = fit(model, training, validation, plan, checkpoint=path, progress=note)
+        found = predict(model, validation, rows)
+        trials.append(Trial(name, model, found, history, time.monotonic() - started))
+    best = min(trials, key=lambda trial: loss_of(target, trial.found))
+    baselines = fit_baselines(target, seen, held, linear, settings.seed)
+    return Search(best, trials, baselines)
+
+
+def _named(progress: Callable[[str, Progress], None], name: str) -> Callable[[Progress], None]:
+    return lambda now: progress(name, now)
+
+
+def _plan_epochs(
+    model: Model,
+    training: SetDataset,
+    settings: Settings,
+    seconds: float,
+    folder: Path | None,
+    name: str,
+) -> int:
+    """Return how many epochs fit into a time.
+
+    The number is written to the folder, so that a resumed training has the same.
+    """
+    path = None if folder is None else folder / f"{name}.json"
+    if path is not None and path.exists():
+        return int(json.loads(path.read_text())["epochs"])
+    weights = {n: t.clone() for n, t in model.state_dict().items()}
+    once = replace(settings, epochs=1)
+    some = np.random.default_rng(settings.seed).permutation(len(training))[
+        : 4 * settings.batch_sets
+    ]
+    part = _subset(training, some)
+    few = _subset(part, np.arange(min(len(part), 2)))
+    fit(model, few, few, once)  # first calls take longer
+    started = time.monotonic()
+    fit(model, part, few, once)
+    each = (time.monotonic() - started) * len(training) / len(part)
+    model.load_state_dict(weights)
+    epochs = int(min(MAX_EPOCHS, max(MIN_EPOCHS, seconds / (1.3 * each))))
+    if path is not None:
+        write_atomically(path, json.dumps({"epochs": epochs}).encode())
+    return epochs
+
+
+def _subset(data: SetDataset, numbers: np.ndarray) -> SetDataset:
+    """Some sets of a data set, copied."""
+    elements = [data.rows(int(number)).numpy() for number in numbers]
+    offsets = np.concatenate([[0], np.cumsum([len(one) for one in elements])]).astype(np.int64)
+    ids = [data.ids[int(number)] for number in numbers]
+    return SetDataset(ids, np.concatenate(elements), offsets, data.targets[numbers])
