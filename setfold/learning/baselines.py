@@ -28,7 +28,7 @@ class Baseline:
 
     Args:
         name: Its name.
-        found: What it predicts for the validation sets.
+        found: What it predicts for the test sets.
     """
 
     name: str
@@ -118,16 +118,16 @@ def spread(model: Any, statistics: np.ndarray, target: Classes) -> np.ndarray:
 def fit_baselines(
     target: Target,
     training: tuple[np.ndarray, np.ndarray],
-    validation: tuple[np.ndarray, np.ndarray],
+    test: tuple[np.ndarray, np.ndarray],
     linear: Any,
     seed: int,
 ) -> list[Baseline]:
-    """Fit all baselines on statistics, and predict the validation sets.
+    """Fit all baselines on statistics, and predict the test sets.
 
     Args:
         target: What to predict.
         training: Standardized statistics (n, w) and labels.
-        validation: The same of the validation sets.
+        test: The same of the test sets.
         linear: The result of `fit_linear`.
         seed: Of gradient boosting.
     """
@@ -145,8 +145,8 @@ def fit_baselines(
     found = []
     for name, model in models.items():
         if isinstance(target, Classes):
-            scores = spread(model, validation[0], target)
+            scores = spread(model, test[0], target)
         else:
-            scores = model.predict(validation[0])
-        found.append(Baseline(name, Predictions(scores, validation[1])))
+            scores = model.predict(test[0])
+        found.append(Baseline(name, Predictions(scores, test[1])))
     return found

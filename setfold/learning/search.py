@@ -25,7 +25,7 @@ from setfold.learning.dataset import SetDataset
 from setfold.learning.loop import History, Progress, Settings, fit, predict
 from setfold.learning.metrics import Predictions, loss_of
 from setfold.preprocessing.columns import Columns
-from setfold.preprocessing.targets import Target
+from setfold.preprocessing.targets import Target, target_of
 
 MIN_EPOCHS, MAX_EPOCHS = 5, 300
 
@@ -37,13 +37,15 @@ class Trial:
     Args:
         name: Its name.
         model: The model, in evaluation mode.
-        found: What it predicts for the validation sets.
+        loss: Its loss on the validation sets, by which candidates are compared.
+        found: What it predicts for the test sets.
         history: The course of its training; None if it was not trained by steps.
         seconds: How long it took.
     """
 
     name: str
     model: Model
+    loss: float
     found: Predictions
     history: History | None
     seconds: float
@@ -70,6 +72,7 @@ def search(
     target: Target,
     training: SetDataset,
     validation: SetDataset,
+    test: SetDataset,
     settings: Settings,
     *,
     center: Sequence[str] = (),
@@ -85,7 +88,8 @@ def search(
         columns: The columns of the table.
         target: What to predict.
         training: The training sets.
-        validation: The validation sets.
+        validation: The sets that choose: between candidates, when to stop, how to regularize.
+        test: The sets for which the predictions are returned.
         settings: How to train. The number of epochs follows from the time.
         center: Columns to center in each set.
         seconds: The time for all candidates together.
@@ -96,25 +100,21 @@ def search(
     rows = settings.batch_rows
     torch.manual_seed(settings.seed)
     plain = build_model(STATISTICS, columns, target, center)
-    readouts = [statistics_of(plain, data, rows) for data in (training, validation)]
+    splits = (training, validation, test)
+    readouts = [statistics_of(plain, data, rows) for data in splits]
     scale = fit_scales(plain, readouts[0])
     tables = [scale(found).double().numpy() for found in readouts]
-    seen, held = (tables[0], training.targets), (tables[1], validation.targets)
-    linear = fit_linear(target, seen, held)
+    pairs = [(table, data.targets) for table, data in zip(tables, splits, strict=True)]
+    linear = fit_linear(target, pairs[0], pairs[1])
     copy_linear(plain, linear, target)
     trials = []
     for name in dict.fromkeys(names):
         started = time.monotonic()
         if name == STATISTICS:
-            found = predict(plain.eval(), validation, rows)
-            trials.append(Trial(name, plain, found, None, time.monotonic() - started))
+            trials.append(_trial(name, plain, validation, test, None, started, rows))
             continue
         torch.manual_seed(settings.seed)
         model = build_model(name, columns, target, center)
-        if columns_state := plain.state_dict():
-            model.load_state_dict(
-                {n: t for n, t in columns_state.items() if n.startswith("features.")}, strict=False
-            )
         fit_scales(model, statistics_of(model, training, rows))
         copy_linear(model, linear, target)
         path = None if folder is None else folder / f"{name}.safetensors"
@@ -125,11 +125,26 @@ def search(
         )
         note = None if progress is None else _named(progress, name)
         history = fit(model, training, validation, plan, checkpoint=path, progress=note)
-        found = predict(model, validation, rows)
-        trials.append(Trial(name, model, found, history, time.monotonic() - started))
-    best = min(trials, key=lambda trial: loss_of(target, trial.found))
-    baselines = fit_baselines(target, seen, held, linear, settings.seed)
+        trials.append(_trial(name, model, validation, test, history, started, rows))
+    best = min(trials, key=lambda trial: trial.loss)
+    baselines = fit_baselines(target, pairs[0], pairs[2], linear, settings.seed)
     return Search(best, trials, baselines)
+
+
+def _trial(
+    name: str,
+    model: Model,
+    validation: SetDataset,
+    test: SetDataset,
+    history: History | None,
+    started: float,
+    rows: int,
+) -> Trial:
+    target = target_of(model)
+    assert target is not None
+    loss = loss_of(target, predict(model, validation, rows))
+    seconds = time.monotonic() - started
+    return Trial(name, model, loss, predict(model, test, rows), history, seconds)
 
 
 def _named(progress: Callable[[str, Progress], None], name: str) -> Callable[[Progress], None]:
