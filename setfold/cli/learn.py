@@ -100,6 +100,9 @@ def train(
     validation: Annotated[
         float, typer.Option(help="Share of sets that choose the model and stop the training.")
     ] = 0.2,
+    test: Annotated[
+        float, typer.Option(help="Share of sets for the reported numbers only; may be 0.")
+    ] = 0.2,
     scale: Annotated[
         ScaleName, typer.Option(help="Scale numbers by mean and deviation, or by quartiles.")
     ] = ScaleName.STANDARD,
@@ -157,6 +160,7 @@ def train(
             seconds=seconds,
             epochs=epochs,
             validation=validation,
+            test=test,
             scale=scale,
             center=_listed(center),
             categories=_listed(categories),
@@ -267,7 +271,8 @@ def _print_table(result: Result) -> None:
         values = measure(result.target, base.found)
         rows.append((loss_of(result.target, base.found), base.name, values, None))
     rows.sort(key=lambda row: row[0])
-    table = Table("validation sets", *rows[0][2], "seconds")
+    name = "test sets" if result.sets[2] else "validation sets"
+    table = Table(name, *rows[0][2], "seconds")
     for _, name, values, seconds in rows:
         mark = " (saved)" if name == result.search.best.name else ""
         cells = [f"{value:.4g}" for value in values.values()]

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 from sklearn.metrics import (
     accuracy_score,
-    balanced_accuracy_score,
     log_loss,
     mean_absolute_error,
     mean_squared_error,
     r2_score,
+    recall_score,
     roc_auc_score,
 )
 
@@ -60,11 +60,14 @@ def measure(target: Target, found: Predictions) -> dict[str, float]:
             "R2": float(r2_score(found.targets, found.scores)) if len(found.targets) > 1 else 0.0,
         }
     guesses = found.scores.argmax(1)
+    present = np.unique(found.targets)
+    recall = recall_score(
+        found.targets, guesses, labels=present, average="macro", zero_division=0.0
+    )
     measured = {
         "accuracy": float(accuracy_score(found.targets, guesses)),
-        "balanced accuracy": float(balanced_accuracy_score(found.targets, guesses)),
+        "balanced accuracy": float(recall),
     }
-    present = np.unique(found.targets)
     if len(present) == len(target.labels):
         scores = found.scores[:, 1] if len(target.labels) == 2 else found.scores
         measured["AUC"] = float(roc_auc_score(found.targets, scores, multi_class="ovr"))
@@ -75,8 +78,9 @@ def standard_error(target: Target, found: Predictions) -> float:
     """Return the standard error of the metric that is shown first."""
     number = max(len(found.targets), 1)
     if isinstance(target, Classes):
-        rate = measure(target, found)["accuracy"]
-        return float((rate * (1 - rate) / number) ** 0.5)
+        right = int((found.scores.argmax(1) == found.targets).sum())
+        rate = (right + 2) / (number + 4)  # Agresti and Coull: not 0 if all are right
+        return float((rate * (1 - rate) / (number + 4)) ** 0.5)
     squares = (found.scores - found.targets) ** 2
     rmse = float(squares.mean() ** 0.5)
     return float(squares.std() / number**0.5 / (2 * rmse)) if rmse else 0.0

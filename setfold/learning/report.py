@@ -43,7 +43,7 @@ def write_report(result: Result, path: Path) -> dict[str, Any]:
         path: The HTML file.
     """
     facts = facts_of(result)
-    facts["influence"] = influence(result.search.best.model, result.validation)
+    facts["influence"] = influence(result.search.best.model, result.test)
     write_atomically(path, _page(result, facts).encode())
     write_atomically(path.with_suffix(".json"), json.dumps(facts, indent=2).encode())
     return facts
@@ -60,7 +60,7 @@ def facts_of(result: Result) -> dict[str, Any]:
         "target": target.name,
         "task": "classification" if isinstance(target, Classes) else "regression",
         "classes": target.labels if isinstance(target, Classes) else None,
-        "sets": {"training": result.sets[0], "validation": result.sets[1]},
+        "sets": dict(zip(("training", "validation", "test"), result.sets, strict=True)),
         "elements": result.elements,
         "columns": {c.name: type(c).__name__ for c in result.fitted.columns.all},
         "columns_left_out": result.fitted.left_out,
@@ -78,7 +78,7 @@ def facts_of(result: Result) -> dict[str, Any]:
             "validation_loss": curve.validation,
             metric_name(target): curve.metric,
         },
-        "by_size": _by_size(target, best.found, result.validation.lengths),
+        "by_size": _by_size(target, best.found, result.test.lengths),
         "confusion": _confusion(target, best.found),
     }
 
@@ -176,10 +176,7 @@ def _page(result: Result, facts: Mapping[str, Any]) -> str:
     parts = [
         f"<h1>{_text(target.name)}: {_text(facts['task'])}</h1>",
         f"<p><b>{_text(facts['verdict'])}</b></p>",
-        f"<p>{facts['sets']['training']:,} sets for training, {facts['sets']['validation']:,} for "
-        f"validation, {facts['elements']:,} elements. All numbers are of the validation sets, "
-        "which also chose the model: expect slightly less on new sets, and measure it with "
-        "<code>setfold evaluate</code>.</p>",
+        f"<p>{_sizes(facts)}</p>",
         "<h2>Candidates and baselines</h2>",
         _table(facts["candidates"] + facts["baselines"], best.name),
     ]
@@ -201,6 +198,20 @@ def _page(result: Result, facts: Mapping[str, Any]) -> str:
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
         f"<style>{STYLE}</style><body>{''.join(parts)}</body></html>"
+    )
+
+
+def _sizes(facts: Mapping[str, Any]) -> str:
+    sets = facts["sets"]
+    text = (
+        f"{sets['training']:,} sets for training, {sets['validation']:,} for validation, "
+        f"{sets['test']:,} for the test; {facts['elements']:,} elements. "
+    )
+    if sets["test"]:
+        return text + "All numbers are of the test sets, which were used for nothing else."
+    return text + (
+        "There are no test sets. All numbers are of the validation sets, which also chose the "
+        "model, so they are too good. Measure new sets with <code>setfold evaluate</code>."
     )
 
 

@@ -30,8 +30,9 @@ from setfold.learning.search import Search, search
 from setfold.learning.sources import Source
 from setfold.preprocessing.columns import columns_of
 from setfold.preprocessing.fitting import ColumnFitter, Fitted
-from setfold.preprocessing.targets import Target, target_of
+from setfold.preprocessing.targets import Classes, Target, target_of
 
+TRAINING, VALIDATION, TEST = range(3)
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 BYTES_PER_ROW = 4000  # activations and gradients of one element
 MIN_ROWS, MAX_ROWS = 1 << 10, 1 << 16
@@ -45,23 +46,21 @@ class Result:
         target: What the model predicts.
         search: The candidates and baselines.
         fitted: The columns.
-        sets: The number of sets for training and for validation.
+        sets: The number of sets for training, validation and test.
         elements: The number of elements.
         left_out: The number of sets without labels and labels without sets.
         skipped: The number of bad rows.
-        training: The training sets.
-        validation: The validation sets.
+        test: The test sets; the validation sets if there are none.
     """
 
     target: Target
     search: Search
     fitted: Fitted
-    sets: tuple[int, int]
+    sets: tuple[int, int, int]
     elements: int
     left_out: int
     skipped: int
-    training: SetDataset
-    validation: SetDataset
+    test: SetDataset
 
 
 def train_sets(
@@ -79,6 +78,7 @@ def train_sets(
     seconds: float = 600.0,
     epochs: int | None = None,
     validation: float = 0.2,
+    test: float = 0.2,
     scale: str = "standard",
     center: Sequence[str] = (),
     categories: Sequence[str] = (),
@@ -111,6 +111,8 @@ def train_sets(
         seconds: The time for training.
         epochs: The number of epochs of each candidate; by default it follows from the time.
         validation: The share of sets that choose between candidates and stop the training.
+        test: The share of sets that are used for nothing but the numbers that are reported. If it
+            is 0, those of the validation sets are reported, which are too good.
         scale: "standard" (mean and standard deviation) or "robust" (median and quartiles).
         center: Columns to center in each set, such as the coordinates of point clouds. The model
             then reads a set twice.
@@ -128,7 +130,8 @@ def train_sets(
         note: Called with a line of text when something was found out.
     """
     path = Path(out)
-    _check(path, encoder, scale, times, validation, overwrite or resume)
+    _check(path, encoder, scale, times, overwrite or resume)
+    _check_shares(validation, test)
     names = [inputs] if isinstance(inputs, str | Path) else list(inputs)
     source = Source(names, set, explode=explode, skip=skip_errors)
     kinds = source.kinds(features, {target, *([group] if group else [])})
@@ -145,23 +148,24 @@ def train_sets(
         age=times == "age",
         seed=seed,
     )
-    note(f"reading {len(source.inputs)} files: {', '.join(kinds)}")
+    note(f"reading {_shown(list(kinds))} from {len(source.inputs)} files")
     counts = count_elements(source, list(kinds), fitter.add)
     fitted = fitter.finish()
-    for name, why in fitted.left_out.items():
-        note(f"left out column {name}: {why}")
+    for why in dict.fromkeys(fitted.left_out.values()):
+        names = [name for name, own in fitted.left_out.items() if own == why]
+        note(f"left out {_shown(names)}: {why}")
     known = _labels(source, labels, target, set, group, counts)
     kept, left_out = match_labels(counts, known, skip=skip_errors)
     values = [known.values[name] for name in kept]
     goal = target_from(target, values, task)
     groups = None if known.groups is None else [known.groups[name] for name in kept]
-    chosen = split(kept, groups, encode_targets(goal, values), validation, seed)
-    goal = target_from(
-        target, [v for v, held in zip(values, chosen, strict=True) if not held], task
-    )
+    chosen = split(groups, encode_targets(goal, values), (validation, test), seed)
+    learned = [value for value, own in zip(values, chosen, strict=True) if own == TRAINING]
+    if not isinstance(goal, Classes):
+        goal = target_from(target, learned, task)
     parts = []
-    for held in (False, True):
-        ids = [name for name, own in zip(kept, chosen, strict=True) if own == held]
+    for number, split_name in enumerate(("training", "validation", "test")):
+        ids = [name for name, own in zip(kept, chosen, strict=True) if own == number]
         data = collect(
             source,
             fitted.columns,
@@ -169,23 +173,27 @@ def train_sets(
             counts,
             encode_targets(goal, [known.values[name] for name in ids]),
             None,
-            path=work / ("validation" if held else "training"),
-            memory=limit // 4,
+            path=work / split_name,
+            memory=limit // 8,
         )
         parts.append(data)
-    training, other = parts
+    training, choosing, testing = parts
+    sizes = (len(training), len(choosing), len(testing))
+    elements = sum(len(part.elements) for part in parts)
+    testing = testing if len(testing) else choosing
     rows = min(MAX_ROWS, max(MIN_ROWS, 1 << (limit // 2 // BYTES_PER_ROW).bit_length() - 1))
     settings = Settings(batch_rows=rows, seed=seed, balanced=balanced)
     note(
-        f"{len(training)} sets for training, {len(other)} for validation, "
-        f"{len(training.elements) + len(other.elements)} elements"
+        f"{sizes[0]} sets for training, {sizes[1]} for validation, {sizes[2]} for the test; "
+        f"{elements} elements"
     )
     found = search(
         CANDIDATES if encoder == "auto" else [encoder],
         fitted.columns,
         goal,
         training,
-        other,
+        choosing,
+        testing,
         settings,
         center=center,
         seconds=seconds,
@@ -194,9 +202,7 @@ def train_sets(
         progress=progress,
     )
     save(found.best.model, path)
-    sizes = (len(training), len(other))
-    elements = len(training.elements) + len(other.elements)
-    result = Result(goal, found, fitted, sizes, elements, left_out, source.skipped, training, other)
+    result = Result(goal, found, fitted, sizes, elements, left_out, source.skipped, testing)
     shutil.rmtree(work)
     return result
 
@@ -255,38 +261,39 @@ def summarize(target: Target, found: Predictions) -> dict[str, Any]:
 
 
 def split(
-    ids: Sequence[str],
-    groups: Sequence[str] | None,
-    targets: np.ndarray,
-    share: float,
-    seed: int,
+    groups: Sequence[str] | None, targets: np.ndarray, shares: tuple[float, float], seed: int
 ) -> np.ndarray:
-    """Choose the sets for validation, (n,) bool: whole groups, and about the same of each class.
+    """Assign each set to TRAINING, VALIDATION or TEST.
+
+    Groups are not split. Without groups, each class has about the same share in all splits, and at
+    least one set for training.
 
     Args:
-        ids: The set ids.
         groups: The group of each set, or None.
         targets: Class numbers or quantities.
-        share: The share of sets to choose.
+        shares: The shares of validation and test.
         seed: Of the choice.
     """
-    from sklearn.model_selection import GroupShuffleSplit, ShuffleSplit, StratifiedShuffleSplit
-
-    held = np.zeros(len(ids), bool)
-    places = np.arange(len(ids))
-    options: dict[str, Any] = {"n_splits": 1, "test_size": share, "random_state": seed}
-    if groups is not None:
-        if len({*groups}) < 2:
-            raise InputError("all sets are in one group, so there is nothing to validate on.")
-        pairs = GroupShuffleSplit(**options).split(places, groups=list(groups))
-    elif targets.dtype.kind == "i" and np.bincount(targets).min(initial=2) >= 2:
-        wanted = max(int(share * len(ids)), len(np.unique(targets)))
-        options["test_size"] = wanted
-        pairs = StratifiedShuffleSplit(**options).split(places, targets)
-    else:
-        pairs = ShuffleSplit(**options).split(places)
-    held[next(iter(pairs))[1]] = True
-    return held
+    random = np.random.default_rng(seed)
+    names = np.arange(len(targets)) if groups is None else np.unique(groups, return_inverse=True)[1]
+    keys = random.permutation(names.max() + 1)[names]  # a random order of groups
+    by_class = groups is None and targets.dtype.kind == "i"
+    strata = targets if by_class else np.zeros(len(targets), int)
+    found = np.full(len(targets), TRAINING)
+    for stratum in np.unique(strata):
+        places = np.flatnonzero(strata == stratum)
+        order = np.unique(keys[places])
+        ends = np.round(np.cumsum(shares) * len(order)).astype(int)
+        ends = np.minimum(ends, len(order) - 1)
+        rank = np.searchsorted(order, keys[places])
+        found[places[rank < ends[1]]] = TEST
+        found[places[rank < ends[0]]] = VALIDATION
+    if (found == VALIDATION).sum() < 1:
+        raise InputError(
+            f"{len(targets)} sets are too few to be split. Add sets, or change --validation and "
+            "--test."
+        )
+    return found
 
 
 def parse_seconds(text: str) -> float:
@@ -299,6 +306,11 @@ def parse_seconds(text: str) -> float:
     if not match:
         raise InputError(f"cannot parse the time {text!r}; expected 90s, 10m or 1.5h.")
     return float(match[1]) * UNITS[match[2]]
+
+
+def _shown(names: Sequence[str], most: int = 8) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def _labels(
@@ -314,9 +326,7 @@ def _labels(
     return read_labels(labels, target, set, group, list(counts))
 
 
-def _check(
-    path: Path, encoder: str, scale: str, times: str, validation: float, may_replace: bool
-) -> None:
+def _check(path: Path, encoder: str, scale: str, times: str, may_replace: bool) -> None:
     if path.exists() and not may_replace:
         raise InputError(f"{path} exists. Choose another name, or replace it with --overwrite.")
     if encoder != "auto" and encoder not in CANDIDATES:
@@ -325,5 +335,11 @@ def _check(
         raise InputError(f"scale must be 'standard' or 'robust'; got {scale!r}.")
     if times not in ("age", "calendar"):
         raise InputError(f"times must be 'age' or 'calendar'; got {times!r}.")
-    if not 0 < validation < 1:
-        raise InputError(f"validation must be a share between 0 and 1; got {validation}.")
+
+
+def _check_shares(validation: float, test: float) -> None:
+    if not (validation > 0 and test >= 0 and validation + test < 1):
+        raise InputError(
+            "validation and test must be shares between 0 and 1, less than 1 together; got "
+            f"{validation} and {test}."
+        )
