@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from torch import Tensor
 
@@ -29,14 +30,12 @@ class SetDataset:
         elements: `(N, width)`, float32: all elements of the first set, then those of the second.
         offsets: `(number of sets + 1,)`: where each set begins.
         targets: The label of each set: class numbers or quantities.
-        groups: The group of each set, or None.
     """
 
     ids: Sequence[str]
     elements: np.ndarray
     offsets: np.ndarray
     targets: np.ndarray
-    groups: Sequence[str] | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -59,46 +58,47 @@ class SetDataset:
         index = torch.arange(len(rows)).repeat_interleave(lengths)
         return torch.cat(rows), index
 
+    def part(self, first: int, last: int) -> SetDataset:
+        """The sets from the first to the last, without the last; nothing is copied."""
+        start, stop = self.offsets[first], self.offsets[last]
+        return SetDataset(
+            self.ids[first:last],
+            self.elements[start:stop],
+            self.offsets[first : last + 1] - start,
+            self.targets[first:last],
+        )
+
     def release(self) -> None:
         """Let the system drop the pages of a mapped file from memory."""
         if isinstance(self.elements, np.memmap):
             _release(self.elements)
 
 
-def of_arrays(
-    sets: Sequence[np.ndarray], targets: np.ndarray, columns: Columns | None = None
-) -> SetDataset:
-    """A data set of arrays (n_i, d).
-
-    Args:
-        sets: The elements of each set.
-        targets: The label of each set.
-        columns: Columns of numbers that scale the elements, or None.
-    """
-    lengths = [len(one) for one in sets]
-    elements = np.concatenate(sets) if sets else np.empty((0, 0))
-    elements = np.ascontiguousarray(elements, np.float32)
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    return SetDataset([str(i) for i in range(len(sets))], elements, offsets, np.asarray(targets))
-
-
 def count_elements(
-    source: Source, columns: Sequence[str], see: Callable[[dict[str, Any]], None]
+    source: Source,
+    columns: Sequence[str] = (),
+    chosen: Collection[str] = (),
+    see: Callable[[dict[str, pa.Array]], None] = lambda table: None,
 ) -> dict[str, int]:
-    """Read some columns of all rows once; return the number of rows of each set.
+    """Read all rows once; return the number of rows of each set.
 
     Args:
         source: The rows.
         columns: The columns to read.
-        see: Called with each batch of columns.
+        chosen: The sets whose rows are passed to `see`.
+        see: Called with the columns of these rows, batch by batch.
     """
     counts: dict[str, int] = {}
     for sets, table in source.tables(columns):
-        see(table)
-        for entry in sets.value_counts():
-            name = entry["values"].as_py()
-            if name is not None:
-                counts[name] = counts.get(name, 0) + entry["counts"].as_py()
+        encoded = sets.dictionary_encode()
+        names, indices = encoded.dictionary.to_pylist(), encoded.indices.drop_null()
+        sizes = np.bincount(indices.to_numpy(zero_copy_only=False), minlength=len(names))
+        for name, size in zip(names, sizes.tolist(), strict=True):
+            counts[name] = counts.get(name, 0) + size
+        if columns:
+            wanted = pa.array([name in chosen for name in names], pa.bool_())
+            mask = wanted.take(encoded.indices)  # null where the set id is null
+            see({name: array.filter(mask) for name, array in table.items()})
     return counts
 
 
@@ -108,11 +108,9 @@ def collect(
     ids: Sequence[str],
     counts: dict[str, int],
     targets: np.ndarray,
-    groups: Sequence[str] | None,
     *,
     path: Path,
     memory: int,
-    seen: Callable[[int], None] = lambda rows: None,
 ) -> SetDataset:
     """Read all elements of some sets, grouped by set.
 
@@ -122,10 +120,8 @@ def collect(
         ids: The sets.
         counts: The number of rows of each set.
         targets: The label of each set.
-        groups: The group of each set, or None.
         path: A file for the elements, if they do not fit in memory.
         memory: How many bytes of elements to keep in memory.
-        seen: Called with the number of rows of each batch.
     """
     places = {name: place for place, name in enumerate(ids)}
     offsets = np.concatenate([[0], np.cumsum([counts[name] for name in ids])]).astype(np.int64)
@@ -152,8 +148,7 @@ def collect(
             elements.flush()
             _release(elements)
             written = 0
-        seen(batch.rows)
-    return _without_gaps(SetDataset(ids, elements, offsets, targets, groups), filled)
+    return _without_gaps(SetDataset(ids, elements, offsets, targets), filled)
 
 
 def _without_gaps(data: SetDataset, filled: np.ndarray) -> SetDataset:
@@ -166,7 +161,7 @@ def _without_gaps(data: SetDataset, filled: np.ndarray) -> SetDataset:
         source = data.offsets[number]
         data.elements[start:end] = data.elements[source : source + end - start]
     elements = data.elements[: offsets[-1]]
-    return SetDataset(data.ids, elements, offsets, data.targets, data.groups)
+    return SetDataset(data.ids, elements, offsets, data.targets)
 
 
 def _mapped(path: Path, shape: tuple[int, int]) -> np.ndarray:

@@ -17,14 +17,14 @@ from matplotlib.figure import Figure
 from setfold.core.persist import write_atomically
 from setfold.learning.candidates import Model
 from setfold.learning.dataset import SetDataset
-from setfold.learning.metrics import Predictions, loss_of, measure, metric_name, standard_error
+from setfold.learning.metrics import Predictions, measure, metric_name, standard_error
 from setfold.learning.train import Result
 from setfold.preprocessing.columns import columns_of
 from setfold.preprocessing.targets import Classes, Target
 
 SIZES = 5  # groups of sets by size
 BINS = 8  # of the calibration curve
-SHOWN_SETS, SHOWN_ELEMENTS = 4, 5
+SHOWN_SETS, SHOWN_ELEMENTS, SHOWN_COLUMNS = 4, 5, 8
 MAX_ELEMENTS = 20_000  # of a set whose elements are compared
 MAX_CLASSES = 30  # of a confusion matrix that is drawn
 
@@ -138,9 +138,8 @@ def influence(model: Model, data: SetDataset) -> list[dict[str, Any]]:
 
 
 def _row(target: Target, name: str, found: Predictions, seconds: float | None) -> dict[str, Any]:
-    return {"name": name, **measure(target, found), "loss": loss_of(target, found)} | (
-        {} if seconds is None else {"seconds": round(seconds, 2)}
-    )
+    timed = {} if seconds is None else {"seconds": round(seconds, 2)}
+    return {"name": name, **measure(target, found), **timed}
 
 
 def _by_size(target: Target, found: Predictions, lengths: np.ndarray) -> list[dict[str, Any]]:
@@ -150,8 +149,7 @@ def _by_size(target: Target, found: Predictions, lengths: np.ndarray) -> list[di
     parts = [part for part in np.array_split(order, SIZES) if len(part)]
     return [
         {
-            "from": int(lengths[part].min()),
-            "to": int(lengths[part].max()),
+            "elements": f"{lengths[part].min()} to {lengths[part].max()}",
             "sets": len(part),
             name: measure(target, Predictions(found.scores[part], found.targets[part]))[name],
         }
@@ -243,7 +241,11 @@ def _influence(sets: Sequence[Mapping[str, Any]]) -> str:
     ]
     for one in sets:
         rows = [
-            {"element": e["element"], "share": f"{e['share']:.1%}", **e["values"]}
+            {
+                "element": e["element"],
+                "share": f"{e['share']:.1%}",
+                **dict(list(e["values"].items())[:SHOWN_COLUMNS]),
+            }
             for e in one["elements"]
         ]
         parts.append(f"<h3>Set {_text(one['set'])}</h3>{_table(rows)}")

@@ -28,12 +28,10 @@ class Elements:
     Args:
         sets: The set id of each element, as text.
         values: `(n, width)`, float32.
-        rows: The number of rows that were read.
     """
 
     sets: pa.Array
     values: np.ndarray
-    rows: int
 
 
 class Source:
@@ -156,7 +154,7 @@ class Source:
                     self._report(found, bad)
                     ids = self._text_ids(found, rows.sets, len(rows.elements))
                     kept = pa.array(finite)
-                    yield Elements(ids.filter(kept), rows.elements[finite], rows.read)
+                    yield Elements(ids.filter(kept), rows.elements[finite])
 
     def _report(self, found: Input, bad: list[tuple[int, str]]) -> None:
         self.skipped += len(bad)

@@ -132,8 +132,8 @@ def train_sets(
     path = Path(out)
     _check(path, encoder, scale, times, overwrite or resume)
     _check_shares(validation, test)
-    names = [inputs] if isinstance(inputs, str | Path) else list(inputs)
-    source = Source(names, set, explode=explode, skip=skip_errors)
+    paths = [inputs] if isinstance(inputs, str | Path) else list(inputs)
+    source = Source(paths, set, explode=explode, skip=skip_errors)
     kinds = source.kinds(features, {target, *([group] if group else [])})
     limit = parse_size(memory) - BASE_BYTES
     work = path.with_name(path.name + ".work")
@@ -149,39 +149,38 @@ def train_sets(
         seed=seed,
     )
     note(f"reading {_shown(list(kinds))} from {len(source.inputs)} files")
-    counts = count_elements(source, list(kinds), fitter.add)
+    known = _labels(source, labels, target, set, group)
+    names, values = list(known.values), list(known.values.values())
+    goal = target_from(target, values, task)
+    groups = None if known.groups is None else [known.groups[name] for name in names]
+    splits = split(groups, encode_targets(goal, values), (validation, test), seed)
+    own = dict(zip(names, splits.tolist(), strict=True))
+    if not isinstance(goal, Classes):
+        learned = [known.values[name] for name in names if own[name] == TRAINING]
+        goal = target_from(target, learned, task)
+    training_sets = {name for name in names if own[name] == TRAINING}
+    counts = count_elements(source, list(kinds), training_sets, fitter.add)
     fitted = fitter.finish()
     for why in dict.fromkeys(fitted.left_out.values()):
-        names = [name for name, own in fitted.left_out.items() if own == why]
-        note(f"left out {_shown(names)}: {why}")
-    known = _labels(source, labels, target, set, group, counts)
+        alike = [name for name, reason in fitted.left_out.items() if reason == why]
+        note(f"left out {_shown(alike)}: {why}")
     kept, left_out = match_labels(counts, known, skip=skip_errors)
-    values = [known.values[name] for name in kept]
-    goal = target_from(target, values, task)
-    groups = None if known.groups is None else [known.groups[name] for name in kept]
-    chosen = split(groups, encode_targets(goal, values), (validation, test), seed)
-    learned = [value for value, own in zip(values, chosen, strict=True) if own == TRAINING]
-    if not isinstance(goal, Classes):
-        goal = target_from(target, learned, task)
-    parts = []
-    for number, split_name in enumerate(("training", "validation", "test")):
-        ids = [name for name, own in zip(kept, chosen, strict=True) if own == number]
-        data = collect(
-            source,
-            fitted.columns,
-            ids,
-            counts,
-            encode_targets(goal, [known.values[name] for name in ids]),
-            None,
-            path=work / split_name,
-            memory=limit // 8,
-        )
-        parts.append(data)
-    training, choosing, testing = parts
+    kept.sort(key=lambda name: own[name])
+    data = collect(
+        source,
+        fitted.columns,
+        kept,
+        counts,
+        encode_targets(goal, [known.values[name] for name in kept]),
+        path=work / "elements",
+        memory=limit // 4,
+    )
+    ends = np.cumsum([0, *np.bincount([own[name] for name in kept], minlength=3)]).tolist()
+    training, choosing, testing = (data.part(*ends[i : i + 2]) for i in range(3))
     sizes = (len(training), len(choosing), len(testing))
-    elements = sum(len(part.elements) for part in parts)
+    elements = len(data.elements)
     testing = testing if len(testing) else choosing
-    rows = min(MAX_ROWS, max(MIN_ROWS, 1 << (limit // 2 // BYTES_PER_ROW).bit_length() - 1))
+    rows = _batch_rows(limit)
     settings = Settings(batch_rows=rows, seed=seed, balanced=balanced)
     note(
         f"{sizes[0]} sets for training, {sizes[1]} for validation, {sizes[2]} for the test; "
@@ -234,8 +233,8 @@ def evaluate_sets(
         raise InputError(f"{model} was not trained by setfold train, so it predicts no label.")
     names = [inputs] if isinstance(inputs, str | Path) else list(inputs)
     source = Source(names, set, explode=explode, skip=skip_errors)
-    counts = count_elements(source, [], lambda table: None)
-    known = _labels(source, labels, target.name, set, None, counts)
+    counts = count_elements(source)
+    known = _labels(source, labels, target.name, set, None)
     kept, _ = match_labels(counts, known, skip=skip_errors)
     limit = parse_size(memory) - BASE_BYTES
     data = collect(
@@ -244,7 +243,6 @@ def evaluate_sets(
         kept,
         counts,
         encode_targets(target, [known.values[name] for name in kept]),
-        None,
         path=Path(f"{model}.evaluation"),
         memory=limit // 2,
     )
@@ -308,6 +306,17 @@ def parse_seconds(text: str) -> float:
     return float(match[1]) * UNITS[match[2]]
 
 
+def _batch_rows(limit: int) -> int:
+    """Return how many elements are encoded at a time, within the memory."""
+    rows = min(MAX_ROWS, limit // 2 // BYTES_PER_ROW)
+    if rows < MIN_ROWS:
+        least = (BASE_BYTES + 2 * MIN_ROWS * BYTES_PER_ROW) // 10**6 + 1
+        raise InputError(
+            f"this is too little memory for training. Pass at least --memory {least}MB."
+        )
+    return 1 << rows.bit_length() - 1
+
+
 def _shown(names: Sequence[str], most: int = 8) -> str:
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
@@ -319,11 +328,10 @@ def _labels(
     target: str,
     set: str | None,
     group: str | None,
-    counts: dict[str, int],
 ) -> Labels:
     if labels is None:
         return labels_in_rows(source, target, group)
-    return read_labels(labels, target, set, group, list(counts))
+    return read_labels(labels, target, set, group, [found.name for found in source.inputs])
 
 
 def _check(path: Path, encoder: str, scale: str, times: str, may_replace: bool) -> None:

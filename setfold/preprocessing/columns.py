@@ -26,7 +26,13 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor, nn
 
-from setfold.core.arguments import check_flags, check_positive, check_sizes
+from setfold.core.arguments import (
+    check_flags,
+    check_numbers,
+    check_positive,
+    check_sizes,
+    check_text,
+)
 from setfold.errors import InputError
 
 DAY = 86_400e6  # microseconds
@@ -95,11 +101,10 @@ class NumberColumn(Column):
         missing: bool = False,
     ) -> None:
         super().__init__()
-        _check_name(name)
+        check_text(name=name)
         check_positive(scale=scale)
         check_flags(log=log, missing=missing)
-        if not isinstance(center, int | float) or not math.isfinite(center):
-            raise InputError(f"center must be a finite number; got {center!r}.")
+        check_numbers(center=center)
         self.name = name
         self.center = center
         self.scale = scale
@@ -152,13 +157,16 @@ class VectorColumn(Column):
 
     def __init__(self, name: str, center: Sequence[float], scale: Sequence[float]) -> None:
         super().__init__()
-        _check_name(name)
-        if not center or len(center) != len(scale):
+        check_text(name=name)
+        lists = isinstance(center, list | tuple) and isinstance(scale, list | tuple)
+        if not lists or not center or len(center) != len(scale):
             raise InputError(
-                f"center and scale must have the same length; got {len(center)} and {len(scale)}."
+                "center and scale must be lists of the same length, at least 1; got "
+                f"{center!r:.60} and {scale!r:.60}."
             )
-        for number in scale:
-            check_positive(scale=number)
+        for number, unit in zip(center, scale, strict=True):
+            check_numbers(center=number)
+            check_positive(scale=unit)
         self.name = name
         self.center = list(center)
         self.scale = list(scale)
@@ -207,12 +215,15 @@ class CategoryColumn(Column):
 
     def __init__(self, name: str, values: Sequence[str], dim: int = 4) -> None:
         super().__init__()
-        _check_name(name)
+        check_text(name=name)
         check_sizes(dim=dim)
-        if isinstance(values, str) or not all(isinstance(value, str) for value in values):
+        is_list = isinstance(values, list | tuple)
+        if not is_list or not all(isinstance(value, str) for value in values):
             raise InputError(f"values must be a list of text; got {values!r:.60}.")
-        if len({*values}) < len(values):
-            raise InputError(f"values must differ from each other; got {values!r:.60}.")
+        if not values or len({*values}) < len(values):
+            raise InputError(
+                f"values must be at least one, and differ from each other; got {values!r:.60}."
+            )
         if len(values) >= MAX_EXACT:
             raise InputError(f"at most {MAX_EXACT - 1} values are supported; got {len(values)}.")
         self.name = name
@@ -243,7 +254,9 @@ class CategoryColumn(Column):
         return self.values[place - 1] if place else "other"
 
     def forward(self, numbers: Tensor) -> Tensor:
-        return self.vectors(numbers.squeeze(-1).round().long())
+        places = numbers.squeeze(-1).round()
+        known = (places > 0) & (places <= len(self.values))
+        return self.vectors(torch.where(known, places, 0).long())
 
 
 class TimeColumn(Column):
@@ -268,10 +281,10 @@ class TimeColumn(Column):
 
     def __init__(self, name: str, origin: int = 0, age: bool = False) -> None:
         super().__init__()
-        _check_name(name)
+        check_text(name=name)
         check_flags(age=age)
-        if not isinstance(origin, int) or isinstance(origin, bool):
-            raise InputError(f"origin must be an integer; got {origin!r}.")
+        if not isinstance(origin, int) or isinstance(origin, bool) or abs(origin) >= 2**63:
+            raise InputError(f"origin must be an integer of 64 bits; got {origin!r}.")
         self.name = name
         self.origin = origin
         self.age = age
@@ -326,7 +339,8 @@ class Columns(nn.Module):
 
     def __init__(self, columns: Sequence[Column]) -> None:
         super().__init__()
-        if not columns or not all(isinstance(column, Column) for column in columns):
+        is_list = isinstance(columns, list | tuple | nn.ModuleList)
+        if not is_list or not columns or not all(isinstance(one, Column) for one in columns):
             raise InputError(f"columns must be a list of columns; got {columns!r:.60}.")
         names = [column.name for column in columns]
         if len({*names}) < len(names):
@@ -425,8 +439,3 @@ def is_vector(kind: pa.DataType) -> bool:
     return is_list and (
         pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type)
     )
-
-
-def _check_name(name: object) -> None:
-    if not isinstance(name, str) or not name:
-        raise InputError(f"name must be the name of a column; got {name!r}.")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from setfold.core.arguments import check_sizes
+from setfold.core.arguments import check_numbers, check_sizes
+from setfold.errors import InputError
 
 
 class Standardize(nn.Module):
@@ -71,6 +72,12 @@ class ResidualHead(nn.Module):
     ) -> None:
         super().__init__()
         check_sizes(dim=dim, dim_linear=dim_linear, dim_out=dim_out, hidden=hidden)
+        check_numbers(dropout=dropout)
+        if dim_linear > dim or not 0 <= dropout < 1:
+            raise InputError(
+                f"dim_linear must be at most dim={dim}, and dropout in [0, 1); got {dim_linear} and "
+                f"{dropout}."
+            )
         self.dim = dim
         self.dim_linear = dim_linear
         self.dim_out = dim_out

@@ -37,11 +37,13 @@ class RelativeLayer(Layer):
 
     def __init__(self, dim: int, center: Sequence[int] = (), latest: Sequence[int] = ()) -> None:
         check_sizes(dim=dim)
-        places = [*center, *latest]
-        if not places or len({*places}) < len(places) or not {*places} <= {*range(dim)}:
+        lists = isinstance(center, list | tuple) and isinstance(latest, list | tuple)
+        places = [*center, *latest] if lists else []
+        whole = all(type(place) is int and 0 <= place < dim for place in places)
+        if not places or not whole or len({*places}) < len(places):
             raise InputError(
-                f"center and latest must be different places in 0..{dim - 1}, at least one; got "
-                f"{[*center]} and {[*latest]}."
+                f"center and latest must be lists of different places in 0..{dim - 1}, at least "
+                f"one; got {center!r:.60} and {latest!r:.60}."
             )
         pool = Concat({"mean": Pool(dim, "mean"), "max": Pool(dim, "max")})
         super().__init__(pool, _Relative(dim, list(center), list(latest)))

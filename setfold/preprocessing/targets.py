@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from setfold.core.arguments import check_positive
+from setfold.core.arguments import check_numbers, check_positive, check_text
 from setfold.errors import InputError
 
 
@@ -26,8 +25,12 @@ class Classes(nn.Module):
 
     def __init__(self, name: str, labels: Sequence[str | int | bool]) -> None:
         super().__init__()
-        kinds = {type(label) for label in labels}
-        if len(kinds) != 1 or not kinds <= {str, int, bool} or len({*labels}) < len(labels):
+        check_text(name=name)
+        if not isinstance(labels, list | tuple):
+            raise InputError(f"labels must be a list; got {labels!r:.80}.")
+        one_kind = any(all(isinstance(label, kind) for label in labels) for kind in (str, int))
+        flags = {isinstance(label, bool) for label in labels}
+        if not one_kind or len(flags) > 1 or len({*labels}) < len(labels):
             raise InputError(
                 f"labels must be different texts, whole numbers or booleans; got {labels!r:.80}."
             )
@@ -62,9 +65,9 @@ class Quantity(nn.Module):
 
     def __init__(self, name: str, center: float, scale: float) -> None:
         super().__init__()
+        check_text(name=name)
+        check_numbers(center=center)
         check_positive(scale=scale)
-        if not isinstance(center, int | float) or not math.isfinite(center):
-            raise InputError(f"center must be a finite number; got {center!r}.")
         self.name = name
         self.center = center
         self.scale = scale
