@@ -267,7 +267,7 @@ def _print_table(result: Result) -> None:
     for trial in result.search.trials:
         values = measure(result.target, trial.found)
         rows.append((loss_of(result.target, trial.found), trial.name, values, trial.seconds))
-    for base in result.search.baselines:
+    for base in result.baselines:
         values = measure(result.target, base.found)
         rows.append((loss_of(result.target, base.found), base.name, values, None))
     rows.sort(key=lambda row: row[0])

@@ -14,7 +14,7 @@ from torch import nn
 
 from setfold.learning.candidates import Model
 from setfold.learning.dataset import SetDataset
-from setfold.learning.loop import encode, micro_batches
+from setfold.learning.loop import encode_all
 from setfold.learning.metrics import Predictions, loss_of
 from setfold.preprocessing.heads import Standardize
 from setfold.preprocessing.targets import Classes, Target
@@ -40,14 +40,9 @@ def statistics_of(model: Model, data: SetDataset, batch_rows: int) -> torch.Tens
     """Return the readout of a model's encoder, without the head, for all sets (n, width)."""
     head, model.head = model.head, None
     try:
-        model.eval()
-        found = [
-            encode(model, data, batch, batch_rows)
-            for batch in micro_batches(data.lengths, range(len(data)), batch_rows)
-        ]
+        return encode_all(model, data, batch_rows)
     finally:
         model.head = head
-    return torch.cat(found)
 
 
 def fit_linear(

@@ -13,6 +13,7 @@ starts from the best that plain statistics and a linear model can do.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 
 from torch import nn
 
@@ -47,6 +48,7 @@ def build_model(name: str, columns: Columns, target: Target, center: Sequence[st
         target: What to predict.
         center: Columns to center in each set.
     """
+    columns, target = deepcopy(columns), deepcopy(target)  # models share no weights
     dim = columns.dim_out
     outputs = len(target.labels) if isinstance(target, Classes) else 1
     plain = SummaryStatistics(dim)

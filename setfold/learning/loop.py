@@ -151,30 +151,37 @@ def predict(model: nn.Module, data: SetDataset, batch_rows: int) -> Predictions:
     """Return what a model predicts for all sets of a data set."""
     target = target_of(model)
     assert target is not None
-    model.eval()
-    outputs = [
-        encode(model, data, batch, batch_rows)
-        for batch in micro_batches(data.lengths, range(len(data)), batch_rows)
-    ]
-    data.release()
-    found = torch.cat(outputs).double()
+    found = encode_all(model, data, batch_rows).double()
     scores = found.softmax(1) if isinstance(target, Classes) else found.squeeze(1)
     return Predictions(scores.numpy(), data.targets)
 
 
+@torch.no_grad()
+def encode_all(model: nn.Module, data: SetDataset, batch_rows: int) -> Tensor:
+    """Return the output of a model in evaluation mode for all sets."""
+    model.eval()
+    found = [
+        encode(model, data, batch, batch_rows)
+        for batch in micro_batches(data.lengths, range(len(data)), batch_rows)
+    ]
+    data.release()
+    return torch.cat(found)
+
+
 def encode(model: nn.Module, data: SetDataset, sets: Sequence[int], batch_rows: int) -> Tensor:
     """Return the output of a model for some sets, which are one micro-batch."""
+    dtype = next((weight.dtype for weight in model.parameters()), torch.float32)
     if len(sets) == 1 and data.lengths[sets[0]] > batch_rows:
         (number,) = sets
         total = int(data.lengths[number])
 
         def chunks() -> Iterator[Tensor]:
             for start in range(0, total, batch_rows):
-                yield data.rows(number, start, start + batch_rows).unsqueeze(0)
+                yield data.rows(number, start, start + batch_rows).unsqueeze(0).to(dtype)
 
         return fold(model, chunks)  # type: ignore[arg-type]
     rows, index = data.ragged(sets)
-    found: Tensor = model(rows, index=index, batch_size=len(sets))
+    found: Tensor = model(rows.to(dtype), index=index, batch_size=len(sets))
     return found
 
 

@@ -53,7 +53,7 @@ def facts_of(result: Result) -> dict[str, Any]:
     """Return what the report says, as JSON."""
     target, search = result.target, result.search
     rows = [(trial.name, trial.found, trial.seconds) for trial in search.trials]
-    others = [(base.name, base.found, None) for base in search.baselines]
+    others = [(base.name, base.found, None) for base in result.baselines]
     best = search.best
     curve = best.history
     return {
@@ -88,7 +88,7 @@ def verdict(result: Result) -> str:
     target, best = result.target, result.search.best
     name = metric_name(target)
     sign = 1 if isinstance(target, Classes) else -1
-    rival = max(result.search.baselines, key=lambda b: sign * measure(target, b.found)[name])
+    rival = max(result.baselines, key=lambda b: sign * measure(target, b.found)[name])
     mine, other = measure(target, best.found)[name], measure(target, rival.found)[name]
     error = standard_error(target, best.found)
     text = f"{best.name} {mine:.4g}, {rival.name} {other:.4g}, standard error {error:.2g}"

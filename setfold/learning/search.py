@@ -7,15 +7,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from setfold.core.persist import write_atomically
 from setfold.learning.baselines import (
-    Baseline,
     copy_linear,
-    fit_baselines,
     fit_linear,
     fit_scales,
     statistics_of,
@@ -58,12 +57,15 @@ class Search:
     Args:
         best: The candidate with the least validation loss.
         trials: All candidates.
-        baselines: The baselines.
+        linear: The fitted linear model of plain statistics.
+        statistics: Standardized statistics and labels of the sets for training, validation and
+            test, for baselines.
     """
 
     best: Trial
     trials: list[Trial]
-    baselines: list[Baseline]
+    linear: Any
+    statistics: list[tuple[np.ndarray, np.ndarray]]
 
 
 def search(
@@ -81,7 +83,7 @@ def search(
     folder: Path | None = None,
     progress: Callable[[str, Progress], None] | None = None,
 ) -> Search:
-    """Train some candidates and fit the baselines.
+    """Train some candidates.
 
     Args:
         names: The candidates.
@@ -127,8 +129,7 @@ def search(
         history = fit(model, training, validation, plan, checkpoint=path, progress=note)
         trials.append(_trial(name, model, validation, test, history, started, rows))
     best = min(trials, key=lambda trial: trial.loss)
-    baselines = fit_baselines(target, pairs[0], pairs[2], linear, settings.seed)
-    return Search(best, trials, baselines)
+    return Search(best, trials, linear, pairs)
 
 
 def _trial(

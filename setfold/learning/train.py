@@ -14,6 +14,7 @@ import numpy as np
 from setfold.core.models import load, save
 from setfold.errors import InputError
 from setfold.files.budget import BASE_BYTES, parse_size
+from setfold.learning.baselines import Baseline, fit_baselines
 from setfold.learning.candidates import CANDIDATES
 from setfold.learning.dataset import SetDataset, collect, count_elements
 from setfold.learning.labels import (
@@ -44,7 +45,8 @@ class Result:
 
     Args:
         target: What the model predicts.
-        search: The candidates and baselines.
+        search: The candidates.
+        baselines: The baselines.
         fitted: The columns.
         sets: The number of sets for training, validation and test.
         elements: The number of elements.
@@ -55,6 +57,7 @@ class Result:
 
     target: Target
     search: Search
+    baselines: list[Baseline]
     fitted: Fitted
     sets: tuple[int, int, int]
     elements: int
@@ -201,7 +204,11 @@ def train_sets(
         progress=progress,
     )
     save(found.best.model, path)
-    result = Result(goal, found, fitted, sizes, elements, left_out, source.skipped, testing)
+    seen, _, unseen = found.statistics
+    baselines = fit_baselines(goal, seen, unseen, found.linear, seed)
+    result = Result(
+        goal, found, baselines, fitted, sizes, elements, left_out, source.skipped, testing
+    )
     shutil.rmtree(work)
     return result
 

@@ -197,7 +197,9 @@ class VectorColumn(Column):
 class CategoryColumn(Column):
     """A category becomes its place in a list of known values, and then a learned vector.
 
-    Missing values, and values that are not in the list, share one vector.
+    Missing values, and values that are not in the list, share one vector, which begins at zero. If
+    the vectors are as wide as there are values, they begin as unit vectors, so that their mean over
+    a set is the frequency of each value; else they begin at random.
 
     Args:
         name: The name of the column.
@@ -232,6 +234,8 @@ class CategoryColumn(Column):
         self.vectors = nn.Embedding(len(self.values) + 1, dim)
         with torch.no_grad():
             self.vectors.weight[0] = 0  # unknown: no information until it is trained
+            if dim == len(self.values):
+                self.vectors.weight[1:] = torch.eye(dim)
         self._known: pa.Array | None = None
 
     def extra_repr(self) -> str:

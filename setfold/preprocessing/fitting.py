@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import torch
 
 from setfold.errors import InputError
 from setfold.preprocessing.columns import (
@@ -54,7 +55,7 @@ class ColumnFitter:
         categories: Columns of whole numbers that are categories.
         log: Columns of numbers to take the logarithm of.
         age: Whether times are kept, to become ages.
-        seed: The seed of the sample from which quantiles are estimated.
+        seed: Of the vectors of categories, and of the sample from which quantiles are estimated.
 
     >>> fitter = ColumnFitter({"x": pa.float64(), "kind": pa.string()})
     >>> fitter.add({"x": pa.array([0.0, 2.0] * 4), "kind": pa.array(["a", "b"] * 4)})
@@ -245,8 +246,8 @@ class _VectorFit:
 
 
 class _CategoryFit:
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, seed: int) -> None:
+        self.name, self.seed = name, seed
         self.counts: Counter[str] = Counter()
         self.rows = 0
 
@@ -264,8 +265,9 @@ class _CategoryFit:
         if len(self.counts) > MAX_DISTINCT or len(repeated) < 2:
             return "nearly every value occurs once"
         known = sorted(repeated, key=lambda value: (-repeated[value], value))[:MAX_VALUES]
-        dim = min(MAX_DIM, 1 + int(len(known) ** 0.5))
-        return CategoryColumn(self.name, sorted(known), dim)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            return CategoryColumn(self.name, sorted(known), min(MAX_DIM, len(known)))
 
 
 class _TimeFit:
@@ -297,7 +299,7 @@ def _fit_of(
     if category or is_text(kind):
         if not CategoryColumn(name, ["a"]).fits(kind):
             raise InputError(f"column {name!r} is {kind}; a category must be text or an integer.")
-        return _CategoryFit(name)
+        return _CategoryFit(name, seed)
     if TimeColumn(name).fits(kind):
         return _TimeFit(name, age)
     if is_vector(kind):
