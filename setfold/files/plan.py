@@ -23,7 +23,7 @@ from setfold.files.inputs import Input, absolute, find_inputs
 from setfold.files.readers import Reader, open_reader
 from setfold.files.rows import rows_of
 from setfold.files.states import read_provenance
-from setfold.files.tables.table import element_dtypes
+from setfold.files.tables.table import check_storable, element_dtypes
 from setfold.files.tables.usable import TOO_LARGE, find_unusable
 
 SHARD_ROWS = 1 << 20
@@ -101,12 +101,7 @@ def make_plan(
         states: State files to start from.
         without: Files to leave out, as resolved paths.
     """
-    dtype = element_dtypes(encoder)[1]
-    if dtype == torch.bfloat16:
-        raise InputError(
-            "the model computes in bfloat16, which neither Arrow nor NumPy can store. Compute in "
-            "another dtype: --dtype float32."
-        )
+    check_storable(encoder)
     model_bytes = sum(part.nbytes for part in (*encoder.parameters(), *encoder.buffers()))
     split_memory(memory, model_bytes, 1, 1)  # an error before anything is opened
     scan = _InputScan(encoder, columns, skip, memory)

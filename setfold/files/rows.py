@@ -29,6 +29,7 @@ class Rows:
         kept: The row of each element in the batch; None if that is 0, 1, 2, ...
         empty: For exploded rows without elements, the set ids, or the row numbers if there is no
             set column.
+        names: The column of each number of an element.
     """
 
     sets: pa.Array | None
@@ -38,6 +39,7 @@ class Rows:
     first: int
     kept: np.ndarray | None
     empty: pa.Array | None = None
+    names: tuple[str, ...] = ()
 
     @property
     def numbers(self) -> np.ndarray:
@@ -45,6 +47,16 @@ class Rows:
         if self.kept is None:
             return np.arange(self.first, self.first + len(self.elements))
         return self.first + self.kept
+
+    def find_non_finite(self) -> dict[int, str]:
+        """Return the rows with a number that is NaN or infinite, and the column of the first."""
+        wrong = ~np.isfinite(self.elements)
+        places = np.flatnonzero(wrong.any(axis=1))
+        columns = wrong[places].argmax(axis=1)
+        return {
+            int(row): f"column {self.names[column]!r} is NaN or infinite"
+            for row, column in zip(self.numbers[places].tolist(), columns.tolist(), strict=True)
+        }
 
 
 def rows_of(
@@ -96,7 +108,8 @@ def rows_of(
         value = pa.scalar(partition[columns.set]).cast(columns.set_type(batch.schema, partition))
         draft.sets = pa.repeat(value, len(elements))
     bad = tuple(BadRow(first + row, reason) for row, reason in sorted(draft.reasons.items()))
-    rows = Rows(draft.sets, elements, bad, batch.num_rows, first, draft.kept)
+    names = draft.columns_of(elements.shape[1])
+    rows = Rows(draft.sets, elements, bad, batch.num_rows, first, draft.kept, names=names)
     if not columns.explode:
         return rows
     empty = draft.empty
@@ -108,7 +121,13 @@ def rows_of(
 
 
 def _decoded(array: pa.Array) -> pa.Array:
-    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+    if not pa.types.is_dictionary(array.type):
+        return array
+    values = array.dictionary
+    if values.type in (pa.string_view(), pa.binary_view()):  # Arrow cannot take from these
+        is_text = values.type == pa.string_view()
+        values = values.cast(pa.large_string() if is_text else pa.large_binary())
+    return values.take(array.indices)
 
 
 @dataclass
@@ -177,6 +196,13 @@ class _Draft:
                 reason = "the lists of the row differ in length from those of other rows"
             self._reject(wrong[totals[wrong] == total], reason)
         self._drop()
+
+    def columns_of(self, width: int) -> tuple[str, ...]:
+        """Return the column of each of an element's numbers."""
+        if len(self.names) == width:
+            return tuple(self.names)
+        sizes = [int(_lengths(a)[0]) if is_list(a.type) and len(a) else 1 for a in self.arrays]
+        return tuple(name for name, n in zip(self.names, sizes, strict=True) for _ in range(n))
 
     def _reject(self, places: np.ndarray, reason: str) -> None:
         """Record why the rows of these elements are bad. The first reason for a row is kept."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -106,6 +106,9 @@ class Task:
     batch_rows: int
     skip: bool
 
+    # The end of an error message about a set: what to do besides scaling the features.
+    leave_out: ClassVar[str] = ", or leave out such sets with --on-error skip --restart"
+
     @cached_property
     def device(self) -> torch.device:
         """The device of the encoder."""
@@ -183,7 +186,7 @@ class Task:
         rows, path = batch.content, str(shard.input.path)
         skipped = [Skipped(path, bad.row, bad.reason) for bad in rows.bad]
         if skipped and not self.skip:
-            raise _bad_row_error(skipped[0])
+            raise self.bad_row_error(skipped[0])
         elements, sets = rows.elements, self._set_ids(rows, shard.input.name)
         empty = self._empty_sets(rows, shard.input.name)
         try:
@@ -194,12 +197,19 @@ class Task:
             wrong = self._find_unusable(rows)
             skipped += [Skipped(path, row, reason) for row, reason in wrong.items()]
             if wrong and not self.skip:
-                raise _bad_row_error(min(skipped, key=_row_number)) from error
+                raise self.bad_row_error(min(skipped, key=_row_number)) from error
             good = ~np.isin(rows.numbers, list(wrong))
             elements, sets = elements[good], sets.filter(pa.array(good))
             tables = self._absorb_or_mark(rows, sets, elements, path)
         skipped.sort(key=_row_number)
         return Step(batch.shard, batch.rows, empty + tables, len(elements), tuple(skipped))
+
+    def bad_row_error(self, bad: Skipped) -> SetfoldError:
+        """Return the error for a bad row."""
+        return FileError(
+            f"{bad.file}, row {bad.row} (counting from 0): {bad.reason}. Correct the row, or skip "
+            "bad rows with --on-error skip --restart."
+        )
 
     def _set_ids(self, rows: Rows, name: str) -> pa.Array:
         """Return the set id of each element: from the file, or the name of the file."""
@@ -242,8 +252,7 @@ class Task:
                 name = table.sets.filter(pa.array(marks))[0]
                 raise NonFiniteError(
                     f"{path}, rows {first} to {last}: the elements of the set {name} are too large "
-                    "together. Scale the features, or leave out such sets with --on-error skip "
-                    "--restart."
+                    f"together. Scale the features{self.leave_out}."
                 ) from error
             return (table,)
         except Exception as error:
@@ -263,8 +272,8 @@ class Task:
 
     def _find_unusable(self, rows: Rows) -> dict[int, str]:
         """Return the rows that the encoder cannot absorb, and why."""
-        finite = np.isfinite(rows.elements).all(tuple(range(1, rows.elements.ndim)))
-        wrong = dict.fromkeys(rows.numbers[~finite].tolist(), "a number is NaN or infinite")
+        wrong = rows.find_non_finite()
+        finite = ~np.isin(rows.numbers, list(wrong))
         numbers, elements = rows.numbers[finite], self._to_tensor(rows.elements[finite])
         for place, reason in find_unusable(self.encoder, elements).items():
             wrong.setdefault(int(numbers[place]), reason)
@@ -280,10 +289,3 @@ def _changed_error(shard: Shard) -> FileError:
 
 def _row_number(skipped: Skipped) -> int:
     return skipped.row or 0
-
-
-def _bad_row_error(bad: Skipped) -> SetfoldError:
-    return FileError(
-        f"{bad.file}, row {bad.row} (counting from 0): {bad.reason}. Correct the row, or skip bad "
-        "rows with --on-error skip --restart."
-    )
