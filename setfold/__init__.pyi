@@ -53,6 +53,8 @@ from .files.partials import read_partials as read_partials
 from .files.partials import unpack_partials as unpack_partials
 from .files.verify import verify as verify
 from .folding.api import fold as fold
+from .folding.batches import RowBatchSampler as RowBatchSampler
+from .folding.batches import collate as collate
 from .folding.merge import all_merge as all_merge
 from .laws.check import check as check
 from .laws.check import check_all as check_all
