@@ -72,8 +72,8 @@ Root = Annotated[
 Features = Annotated[
     str | None,
     typer.Option(
-        help="Columns in the order the model expects: 'x,y,z' or 'x*0.01,y*0.01'. Default: all "
-        "numeric columns except the set column.",
+        help="Columns in the order the model expects: 'x,y,z' or 'x*0.01,(y-500)*0.01'. '!weight' for "
+        "all but weight. Default: all numeric columns except the set column.",
     ),
 ]
 Explode = Annotated[

@@ -82,8 +82,8 @@ def _describe_tensors(file: Path) -> dict[str, Any]:
 
 def _describe_table(file: Path) -> dict[str, Any]:
     """Return the facts about a state file or about encodings."""
-    from setfold.files.columns import format_features
     from setfold.files.encodings import describe_encodings, is_archive
+    from setfold.files.features import format_features
     from setfold.files.states import holds_states, read_provenance
     from setfold.files.tables.arrow import VERSION
 

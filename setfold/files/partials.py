@@ -25,7 +25,7 @@ from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.state import SetState
 from setfold.errors import NonFiniteError, StateMismatchError
 from setfold.files.arguments import checked
-from setfold.files.columns import ColumnSpec, features_of
+from setfold.files.columns import ColumnSpec
 from setfold.files.engines.frames import frame_task
 from setfold.files.kinds import open_frame
 from setfold.files.tables.arrow import FRAME, HEADER, combined
@@ -64,7 +64,7 @@ def partial_states(
     >>> read_partials(encoder, merge_partials(halves))["count"].to_pylist()
     [2, 1]
     """
-    task = frame_task(encoder, ColumnSpec(features_of(features), set))
+    task = frame_task(encoder, ColumnSpec.parse(features, set))
     frame = open_frame(rows, task.batch_rows, "partial_states: rows")
     found: list[StateTable] = []
     for step in task.frame_steps(frame):

@@ -17,8 +17,9 @@ from setfold.core.persist import digest_of
 from setfold.core.weights import weights_of
 from setfold.errors import FileError, InputError, SetfoldError
 from setfold.files.budget import Budget, format_size, split_memory
-from setfold.files.columns import ColumnSpec, Feature
+from setfold.files.columns import ColumnSpec
 from setfold.files.engines.task import Shard, Skipped, Stamp, Task
+from setfold.files.features import Feature
 from setfold.files.inputs import Input, absolute, find_inputs
 from setfold.files.readers import Reader, open_reader
 from setfold.files.rows import rows_of
@@ -195,7 +196,7 @@ class _InputScan:
         """Validate the columns of a file and split its rows into shards."""
         path, partition, _ = found
         if self.columns.features is None and self._is_scan(reader.schema):
-            self.columns = replace(self.columns, features=POSITION)
+            self.columns = replace(self.columns, features=POSITION, excluded=())
         names = self.columns.needed(reader.schema, partition, path)
         self._check_set_type(self._set_type(reader, partition), path)
         if self.width is None:
@@ -208,7 +209,8 @@ class _InputScan:
             with suppress(FileError):  # raised or listed when the rows are read
                 self._sample(reader, names, found)
         # The first file determines the features; later files may have them in another order.
-        self.columns = replace(self.columns, features=self.columns.chosen(reader.schema))
+        chosen = self.columns.chosen(reader.schema)
+        self.columns = replace(self.columns, features=chosen, excluded=())
         self.num_columns = max(self.num_columns, len(names))
         total = reader.num_rows
         for start, stop in reader.cuts(max(SHARD_ROWS, (total or 0) // MAX_SHARDS)):

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from setfold.errors import InputError
 from setfold.files.columns import ColumnSpec, is_list
+from setfold.files.features import Feature
 from setfold.files.readers import BadRow
 
 BLOCK_ROWS = 8192  # rows that are copied at a time; more would not fit into the CPU cache
@@ -74,7 +75,8 @@ def rows_of(
         batch: The columns that `columns.needed` returns.
         columns: Which columns hold the features and the set id.
         first: The row number of the batch's first row in its file.
-        dtype: The dtype of the elements. Factors are applied in float64 before the conversion.
+        dtype: The dtype of the elements. Offsets and factors are applied in float64 before the
+            conversion.
         width: The number of features of an element; None to use the width of the first row.
         partition: The key=value folders in the path of the file.
 
@@ -96,7 +98,7 @@ def rows_of(
         draft.explode()
         draft.drop_nulls()
     draft.drop_other_widths(width)
-    elements = _matrix(draft.arrays, [feature.factor for feature in features], dtype)
+    elements = _matrix(draft.arrays, features, dtype)
     if width is not None and elements.shape[1] != width:
         if len(elements):
             raise InputError(
@@ -232,10 +234,10 @@ def _owners(array: pa.Array) -> np.ndarray:
     return np.repeat(np.arange(len(array)), _lengths(array))
 
 
-def _matrix(arrays: Sequence[pa.Array], factors: Sequence[float], dtype: np.dtype) -> np.ndarray:
-    """Stack columns, each multiplied by its factor. A single column is not copied if possible."""
+def _matrix(arrays: Sequence[pa.Array], features: Sequence[Feature], dtype: np.dtype) -> np.ndarray:
+    """Stack columns, with offsets and factors. A single column is not copied if possible."""
     blocks = [_block(array) for array in arrays]
-    if len(blocks) == 1 and blocks[0].dtype == dtype and factors[0] == 1:
+    if len(blocks) == 1 and blocks[0].dtype == dtype and features[0] == Feature(features[0].name):
         return np.ascontiguousarray(blocks[0] if blocks[0].ndim == 2 else blocks[0][:, None])
     ends = np.cumsum([block.shape[1] if block.ndim == 2 else 1 for block in blocks]).tolist()
     # A plain column is assigned to an index, not to a slice, which is twice as fast in NumPy.
@@ -248,10 +250,12 @@ def _matrix(arrays: Sequence[pa.Array], factors: Sequence[float], dtype: np.dtyp
     with np.errstate(over="ignore"):  # overflows become infinite, and are found later
         for start in range(0, size, BLOCK_ROWS):
             part = slice(start, start + BLOCK_ROWS)
-            for block, factor, target in zip(blocks, factors, targets, strict=True):
+            for block, feature, target in zip(blocks, features, targets, strict=True):
                 numbers = block[part]
-                if factor != 1:
-                    numbers = np.multiply(numbers, factor, dtype=np.float64)
+                if feature.offset:
+                    numbers = np.subtract(numbers, feature.offset, dtype=np.float64)
+                if feature.factor != 1:
+                    numbers = np.multiply(numbers, feature.factor, dtype=np.float64)
                 matrix[part, target] = numbers
     return matrix
 

@@ -27,7 +27,7 @@ class RaggedBatch(NamedTuple):
     """
 
     elements: Tensor
-    index: Tensor
+    index: Tensor  # type: ignore[assignment]  # a method of tuples, too
     batch_size: int
     labels: Any = None
 
