@@ -13,6 +13,7 @@ import typer
 
 from setfold.cli.app import app, load_model
 from setfold.cli.show import explain_interrupts, print_facts, show_progress
+from setfold.cli.stdin import with_stdin
 
 if TYPE_CHECKING:  # torch and Arrow take seconds to import, and --help does not need them
     from torch import nn
@@ -46,8 +47,8 @@ class EngineName(StrEnum):
 Inputs = Annotated[
     list[str],
     typer.Argument(
-        help="Files, folders and glob patterns: Parquet, Arrow, CSV, npy, npz, HDF5, Zarr, "
-        "LAS/LAZ, meshes, ROOT, torch."
+        help="Files, folders and glob patterns: Parquet, Arrow, CSV, JSON lines, npy, npz, HDF5, "
+        "Zarr, LAS/LAZ, meshes, ROOT, torch; - for standard input, with --format."
     ),
 ]
 Out = Annotated[
@@ -75,6 +76,10 @@ Features = Annotated[
         help="Columns in the order the model expects: 'x,y,z' or 'x*0.01,(y-500)*0.01'. '!weight' for "
         "all but weight. Default: all numeric columns except the set column.",
     ),
+]
+Format = Annotated[
+    str | None,
+    typer.Option("--format", help="Format of standard input, if an input is -: csv, jsonl, ..."),
 ]
 Explode = Annotated[
     bool, typer.Option("--explode", help="Each row holds many elements, as lists of equal length.")
@@ -138,7 +143,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
     "  setfold encode model.safetensors events/ --set event_id --out e.parquet "
     "--states s.arrow --resume\n\n"
     "  setfold encode model.safetensors events/ --set event_id --out e.parquet "
-    "--engine ray --address auto"
+    "--engine ray --address auto\n\n"
+    "  zcat events.jsonl.gz | setfold encode model.safetensors - --format jsonl --set event_id "
+    "--out e.parquet"
 )
 @explain_interrupts
 def encode(
@@ -152,6 +159,7 @@ def encode(
     features: Features = None,
     explode: Explode = False,
     root: Root = None,
+    stdin_format: Format = None,
     states: Annotated[
         Path | None,
         typer.Option(
@@ -191,31 +199,32 @@ def encode(
     from setfold.files.api import encode_sets
 
     skip = on_error is OnError.SKIP
-    if dry_run:
-        columns = {"set": column, "features": features, "explode": explode, "root": root}
-        print_facts(_estimate(encoder, inputs, columns, dtype, memory, skip), as_json)
-        return
-    _run(
-        encode_sets,
-        as_json,
-        encoder,
-        inputs,
-        out,
-        set=column,
-        features=features,
-        explode=explode,
-        root=root,
-        states=states,
-        dtype=dtype,
-        memory=memory,
-        skip_errors=skip,
-        engine=engine,
-        address=address,
-        resume=resume,
-        restart=restart,
-        overwrite=overwrite,
-        save_every=save_every,
-    )
+    with with_stdin(inputs, stdin_format, column=column, resume=resume) as names:
+        if dry_run:
+            columns = {"set": column, "features": features, "explode": explode, "root": root}
+            print_facts(_estimate(encoder, names, columns, dtype, memory, skip), as_json)
+            return
+        _run(
+            encode_sets,
+            as_json,
+            encoder,
+            names,
+            out,
+            set=column,
+            features=features,
+            explode=explode,
+            root=root,
+            states=states,
+            dtype=dtype,
+            memory=memory,
+            skip_errors=skip,
+            engine=engine,
+            address=address,
+            resume=resume,
+            restart=restart,
+            overwrite=overwrite,
+            save_every=save_every,
+        )
 
 
 @app.command(
@@ -235,6 +244,7 @@ def update(
     features: Features = None,
     explode: Explode = False,
     root: Root = None,
+    stdin_format: Format = None,
     memory: Memory = "2GB",
     on_error: OnErrorOption = OnError.STOP,
     again: Again = False,
@@ -250,27 +260,28 @@ def update(
     """Add the elements of more files to saved states."""
     from setfold.files.api import update_states
 
-    _run(
-        update_states,
-        as_json,
-        states,
-        inputs,
-        out=out,
-        **_model_options(model, allow),
-        set=column,
-        features=features,
-        explode=explode,
-        root=root,
-        again=again,
-        memory=memory,
-        skip_errors=on_error is OnError.SKIP,
-        engine=engine,
-        address=address,
-        resume=resume,
-        restart=restart,
-        overwrite=overwrite,
-        save_every=save_every,
-    )
+    with with_stdin(inputs, stdin_format, column=column, resume=resume) as names:
+        _run(
+            update_states,
+            as_json,
+            states,
+            names,
+            out=out,
+            **_model_options(model, allow),
+            set=column,
+            features=features,
+            explode=explode,
+            root=root,
+            again=again,
+            memory=memory,
+            skip_errors=on_error is OnError.SKIP,
+            engine=engine,
+            address=address,
+            resume=resume,
+            restart=restart,
+            overwrite=overwrite,
+            save_every=save_every,
+        )
 
 
 @app.command(epilog="Example:\n\n  setfold merge monday.arrow tuesday.arrow --out both.arrow")

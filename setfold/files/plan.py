@@ -195,6 +195,8 @@ class _InputScan:
     def _split(self, found: Input, stamp: Stamp, reader: Reader) -> Iterator[Shard]:
         """Validate the columns of a file and split its rows into shards."""
         path, partition, _ = found
+        if reader.num_rows == 0 and not reader.schema.names:
+            return  # JSON lines have columns only if there is a line
         if self.columns.features is None and self._is_scan(reader.schema):
             self.columns = replace(self.columns, features=POSITION, excluded=())
         names = self.columns.needed(reader.schema, partition, path)

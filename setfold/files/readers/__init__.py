@@ -9,6 +9,7 @@ from setfold.errors import FileError, InputError
 from setfold.files.readers.arrays import NpyReader, NpzReader
 from setfold.files.readers.columnar import ArrowReader, ParquetReader
 from setfold.files.readers.containers import Hdf5Reader, TorchReader
+from setfold.files.readers.lines import JsonReader
 from setfold.files.readers.meshes import MeshReader
 from setfold.files.readers.points import LasReader
 from setfold.files.readers.reader import BadRow, Reader
@@ -22,6 +23,7 @@ READERS: tuple[type[Reader], ...] = (
     ParquetReader,
     ArrowReader,
     CsvReader,
+    JsonReader,
     NpyReader,
     NpzReader,
     Hdf5Reader,

@@ -32,6 +32,14 @@ import pyarrow as pa
 
 from setfold.errors import FileError, InputError, SetfoldError
 
+PACKAGES = {  # by extra, as in pyproject.toml
+    "hdf5": "h5py",
+    "zarr": "zarr",
+    "las": "'laspy[lazrs]'",
+    "mesh": "trimesh",
+    "root": "uproot awkward",
+}
+
 
 class BadRow(NamedTuple):
     """A row that cannot be used, and why."""
@@ -195,7 +203,8 @@ def import_optional(module: str, extra: str) -> Any:
 
     Args:
         module: The module to import.
-        extra: The extra of setfold that installs it.
+        extra: The extra of setfold that contains it. The message names the packages themselves, so
+            that the advice holds however setfold was installed.
 
     Raises:
         InputError: The package is not installed.
@@ -205,7 +214,7 @@ def import_optional(module: str, extra: str) -> Any:
     except ImportError as error:
         raise InputError(
             f"this format needs the package {module}, which is not installed. Run: "
-            f"pip install 'setfold[{extra}]'"
+            f"pip install {PACKAGES[extra]}"
         ) from error
 
 
