@@ -53,7 +53,9 @@ Inputs = Annotated[
 ]
 Out = Annotated[
     Path,
-    typer.Option("--out", "-o", help="Output: .parquet, .arrow or .npz with set, count, encoding."),
+    typer.Option(
+        "--out", "-o", help="Output: .parquet, .arrow, .npz or .csv with set, count, encoding."
+    ),
 ]
 SetColumn = Annotated[
     str | None,

@@ -58,7 +58,7 @@ def encode_sets(
     Args:
         model: A streaming set encoder. It is switched to evaluation mode.
         inputs: Files, folders or glob patterns, such as "events/*.parquet".
-        out: The output, a .parquet, .arrow or .npz file with set, count and encoding.
+        out: The output, a .parquet, .arrow, .npz or .csv file with set, count and encoding.
         set: The column that holds the set id of each row. If None, each file is one set, and its
             absolute path is the set id.
         features: The columns to encode, in the order the model expects: "x, (y-500)*0.01" or a list
@@ -254,7 +254,7 @@ def readout_states(
 
     Args:
         states: The state file.
-        out: The output, a .parquet, .arrow or .npz file.
+        out: The output, a .parquet, .arrow, .npz or .csv file.
         model: The model that computed the states; its head may differ. If None, the model in the
             state file.
         allow: As for `update_states`.
