@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pyarrow.compute as pc
 
 from setfold.errors import InputError
 from setfold.files.features import Feature, parse_features, suggest_shift
+from setfold.files.readers.reader import listed, suggest
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class ColumnSpec:
             left_out = "the set column" if not self.excluded else "those that are left out"
             raise InputError(
                 f"{path} has no numeric column except {left_out}; it has "
-                f"{_listed(schema.names)}. Pass a file with features."
+                f"{listed(schema.names)}. Pass a file with features."
             )
         names = [feature.name for feature in features]
         for name in names:
@@ -106,7 +106,7 @@ class ColumnSpec:
             self._check_numbers(schema.field(name), path)
         if self.explode and not any(depth_of(schema.field(name).type) for name in names):
             raise InputError(
-                f"{path} has no lists to explode: {_listed(names)} have one number in each row. "
+                f"{path} has no lists to explode: {listed(names)} have one number in each row. "
                 "Omit --explode, or select columns of lists with --features."
             )
         if self.set is None or (self.set not in schema.names and self.set in partition):
@@ -157,7 +157,7 @@ class ColumnSpec:
         """
         width = self.width(schema)
         if width not in (None, expected):
-            names = _listed(feature.name for feature in self.chosen(schema))
+            names = listed([feature.name for feature in self.chosen(schema)])
             raise InputError(
                 f"{path} has elements of {width} numbers ({names}); the model expects {expected}. "
                 "Select the features with --features."
@@ -246,14 +246,6 @@ def _check_present(name: str, names: list[str], path: Path) -> None:
         raise InputError(
             f"{path} has several columns {name!r}. Rename them so that each is unique."
         )
-    near = get_close_matches(name, names, n=3, cutoff=0.5)
-    suggestion = suggest_shift(name, names)
-    if near and not suggestion:
-        suggestion = f" Did you mean {' or '.join(map(repr, near))}?"
-    raise InputError(f"{path} has no column {name!r}.{suggestion} It has {_listed(names)}.")
-
-
-def _listed(names: Iterable[str], most: int = 20) -> str:
-    names = list(names)
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(map(repr, names[:most])) + more if names else "no columns"
+    raise InputError(
+        f"{path} has no column {name!r}.{suggest_shift(name, names) or suggest(name, names)}"
+    )

@@ -22,7 +22,7 @@ from setfold.core.encoder import StreamingSetEncoder
 from setfold.errors import FileError, InputError, NonFiniteError, SetfoldError
 from setfold.files.columns import ColumnSpec
 from setfold.files.inputs import Input
-from setfold.files.readers import BadRow, open_reader
+from setfold.files.readers import BadRow, file_of, open_reader
 from setfold.files.rows import Rows, rows_of
 from setfold.files.states import read_states
 from setfold.files.tables.overflow import absorb_or_mark, find_marks
@@ -39,6 +39,7 @@ class Stamp(NamedTuple):
     @classmethod
     def of(cls, path: Path) -> Stamp:
         """Return the stamp of a file, or of all files in a folder that is read as one input."""
+        path = file_of(path)
         files = [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
         stats = [file.stat() for file in files]
         return cls(sum(s.st_size for s in stats), max((s.st_mtime_ns for s in stats), default=0))
