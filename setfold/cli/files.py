@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from setfold.cli.app import app, load_model
+from setfold.cli.app import app, import_from_here, load_model
 from setfold.cli.show import explain_interrupts, print_facts, show_progress
 from setfold.cli.stdin import with_stdin
 
@@ -352,6 +352,7 @@ def readout(
 
 def _model_options(model: str | None, allow: list[str] | None) -> dict[str, Any]:
     """Return the arguments for the model of saved states."""
+    import_from_here()
     encoder = None if model is None else load_model(model, allow or [])
     return {"model": encoder, "allow": allow or ()}
 

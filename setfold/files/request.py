@@ -139,9 +139,11 @@ def prepare_encoder(model: nn.Module) -> StreamingSetEncoder:
             f"{type(model).__name__} needs {passes} passes over a set, but files are read once. "
             "Call setfold.fold for each set, or use an encoder that folds in one pass."
         )
-    raise InputError(
+    found = (
         f"expected a streaming set encoder; got {type(model).__name__}, which cannot be folded. "
-        "Run setfold.check to see why."
+    )
+    raise InputError(
+        f"{found}Call setfold.check to see why.", command=f"{found}Run setfold check to see why."
     )
 
 
