@@ -46,6 +46,7 @@ from .files.api import encode_sets as encode_sets
 from .files.api import merge_states as merge_states
 from .files.api import readout_states as readout_states
 from .files.api import update_states as update_states
+from .files.frames import encode_frame as encode_frame
 from .files.partials import merge_partials as merge_partials
 from .files.partials import pack_partials as pack_partials
 from .files.partials import partial_states as partial_states
@@ -53,6 +54,8 @@ from .files.partials import read_partials as read_partials
 from .files.partials import unpack_partials as unpack_partials
 from .files.verify import verify as verify
 from .folding.api import fold as fold
+from .folding.batches import RowBatchSampler as RowBatchSampler
+from .folding.batches import collate as collate
 from .folding.merge import all_merge as all_merge
 from .laws.check import check as check
 from .laws.check import check_all as check_all

@@ -19,7 +19,16 @@ from __future__ import annotations
 
 
 class SetfoldError(Exception):
-    """Base class of all errors of setfold."""
+    """Base class of all errors of setfold.
+
+    Args:
+        message: What was expected, what came, and what to do.
+        command: The message for users of the command line, if it differs from that for Python.
+    """
+
+    def __init__(self, message: str = "", *, command: str | None = None) -> None:
+        super().__init__(message)
+        self.command = command
 
 
 class InputError(SetfoldError, ValueError):

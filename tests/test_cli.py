@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -13,6 +15,7 @@ from typer.testing import CliRunner
 import setfold
 from setfold import cli
 from setfold.laws.gallery import EXHIBITS
+from tests.files.readers.written import FORMATS
 from tests.small import draw, make
 
 MODELS = """
@@ -322,3 +325,96 @@ def test_info_on_a_strange_description(run, tmp_path, kind, description):
     assert run("info", tmp_path / "file")[0] in (0, 2)
     code, output, errors = run("info", tmp_path / "file", "--verify")
     assert (code, output, errors.count("\n")) == (2, "", 1)
+
+
+# ---- any file ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_info_explains_inputs_of_every_format(run, tmp_path, name):
+    path = tmp_path / f"a{FORMATS[name].suffix}"
+    columns = FORMATS[name].write(path, 9)
+    code, output, _ = run("info", path, "--json")
+    facts = json.loads(output)
+    assert code == 0
+    assert facts["kind"].startswith("rows, ")
+    assert facts["rows"] == 9
+    assert set(columns) <= set(facts["columns"])
+    code, output, _ = run("info", path)
+    assert code == 0
+    assert all(column in output for column in columns)
+
+
+def test_info_of_arrays_of_several_lengths(run, tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.zeros(5), y=np.zeros(1200))
+    facts = json.loads(run("info", tmp_path / "a.npz", "--json")[1])
+    assert facts["columns"] == {"x": "double, 5 rows", "y": "double, 1,200 rows"}
+
+
+def test_info_of_one_tree(run, tmp_path):
+    FORMATS["root"].write(tmp_path / "a.root", 9)
+    code, output, _ = run("info", f"{tmp_path}/a.root:folder/tree", "--json")
+    assert code == 0
+    assert json.loads(output)["rows"] == 9
+
+
+def test_info_of_damaged_files_of_setfold_is_an_error(run, model, tmp_path):
+    np.save(tmp_path / "a.npy", np.zeros((5, 3), np.float32))
+    for out in ("out.parquet", "out.arrow", "out.npz"):
+        path = tmp_path / out
+        assert run("encode", model, tmp_path / "a.npy", "--out", path)[0] == 0
+        assert json.loads(run("info", path, "--json")[1])["kind"] == "encodings"
+        content = path.read_bytes()
+        path.write_bytes(content[:-100] + bytes(20) + content[-80:])
+        assert run("info", path)[0] == 2
+
+
+def test_info_of_csv_that_setfold_wrote(run, model, tmp_path):
+    np.save(tmp_path / "a.npy", np.zeros((5, 3), np.float32))
+    assert run("encode", model, tmp_path / "a.npy", "--out", tmp_path / "out.csv")[0] == 0
+    facts = json.loads(run("info", tmp_path / "out.csv", "--json")[1])
+    assert list(facts["columns"]) == ["set", "count", "encoding_0", "encoding_1", "encoding_2"]
+
+
+# ---- the language of the command line ----------------------------------------------------------
+
+
+def test_what_must_be_allowed_is_named_as_an_option(run, here):
+    sys.path.insert(0, "")
+    from mymodels import Sorted
+
+    setfold.save(Sorted(), here / "sorted")
+    sys.path.remove("")
+    del sys.modules["mymodels"]
+    errors = run("check", here / "sorted", "--dim-in", 3)[2]
+    assert errors.rstrip().endswith("If you trust it, pass --allow mymodels.Sorted.")
+    assert run("check", here / "sorted", "--dim-in", 3, "--allow", "mymodels.Sorted")[0] == 1
+
+
+def test_a_width_is_asked_for_as_an_option(run, model):
+    assert "pass the width of the elements, --dim-in." in run("check", model)[2]
+
+
+@pytest.mark.usefixtures("here")
+def test_modules_in_the_current_folder_do_not_replace_installed_ones(run, monkeypatch):
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder])
+    assert run("check", "mymodels:pool", "--no-processes")[0] == 0
+    assert sys.path[-1] == ""  # looked at last
+
+
+@pytest.mark.parametrize(
+    ("words", "place", "expected"),
+    [
+        ("setfold en", 1, ["encode"]),
+        ("setfold encode --feat", 2, ["--features"]),
+        ("setfold encode --engine ", 3, ["local", "ray"]),
+    ],
+)
+def test_shells_complete_commands_and_options(words, place, expected):
+    code = "from setfold.cli import app; app(prog_name='setfold')"
+    environment = {**os.environ, "_SETFOLD_COMPLETE": "complete_bash"}
+    environment |= {"COMP_WORDS": words, "COMP_CWORD": str(place)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.split() == expected

@@ -21,7 +21,6 @@ app = typer.Typer(
     name="setfold",
     help="Fold a set of any size into one vector.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
@@ -48,23 +47,30 @@ def _options(
     """Options before the command. `run` reads --debug from sys.argv."""
 
 
+def import_from_here() -> None:
+    """Make modules in the current folder importable. Installed ones of the same name come first."""
+    if "" not in sys.path:
+        sys.path.append("")
+
+
 def load_model(name: str, allow: list[str]) -> nn.Module:
     """Load a model from a file, or import it from package.module:name.
 
     Raises:
         InputError: It cannot be imported, or it is not a model.
     """
+    import_from_here()
     if ":" not in name or Path(name).exists():
         from setfold.core.models import load
 
         return load(name, allow=allow)
     module, _, attribute = name.partition(":")
-    sys.path.insert(0, "")  # the current folder can be imported from, as with python -m
     try:
         found = getattr(importlib.import_module(module), attribute)
     except Exception as error:  # a module may raise anything
         raise InputError(
-            f"cannot import {name}: {type(error).__name__}: {error}. Check the name and PYTHONPATH."
+            f"cannot import {name}: {type(error).__name__}: {error}. Check the name. Modules are "
+            "looked for in the installed packages, in PYTHONPATH and in the current folder."
         ) from error
     from torch import nn
 
@@ -97,5 +103,5 @@ def run(commands: typer.Typer, name: str, failed: int) -> None:
     except (SetfoldError, OSError) as error:
         if "--debug" in sys.argv:
             raise
-        typer.echo(f"{name}: {error}", err=True)
+        typer.echo(f"{name}: {getattr(error, 'command', None) or error}", err=True)
         sys.exit(failed)

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from setfold.cli.app import app, load_model
+from setfold.cli.app import app, import_from_here, load_model
 from setfold.cli.show import explain_interrupts, print_facts, show_progress
+from setfold.cli.stdin import with_stdin
 
 if TYPE_CHECKING:  # torch and Arrow take seconds to import, and --help does not need them
     from torch import nn
@@ -46,13 +47,15 @@ class EngineName(StrEnum):
 Inputs = Annotated[
     list[str],
     typer.Argument(
-        help="Files, folders and glob patterns: Parquet, Arrow, CSV, npy, npz, HDF5, Zarr, "
-        "LAS/LAZ, meshes, ROOT, torch."
+        help="Files, folders and glob patterns: Parquet, Arrow, CSV, JSON lines, npy, npz, HDF5, "
+        "Zarr, LAS/LAZ, meshes, ROOT, torch; - for standard input, with --format."
     ),
 ]
 Out = Annotated[
     Path,
-    typer.Option("--out", "-o", help="Output: .parquet, .arrow or .npz with set, count, encoding."),
+    typer.Option(
+        "--out", "-o", help="Output: .parquet, .arrow, .npz or .csv with set, count, encoding."
+    ),
 ]
 SetColumn = Annotated[
     str | None,
@@ -72,9 +75,13 @@ Root = Annotated[
 Features = Annotated[
     str | None,
     typer.Option(
-        help="Columns in the order the model expects: 'x,y,z' or 'x*0.01,y*0.01'. Default: all "
-        "numeric columns except the set column.",
+        help="Columns in the order the model expects: 'x,y,z' or 'x*0.01,(y-500)*0.01'. '!weight' for "
+        "all but weight. Default: all numeric columns except the set column.",
     ),
+]
+Format = Annotated[
+    str | None,
+    typer.Option("--format", help="Format of standard input, if an input is -: csv, jsonl, ..."),
 ]
 Explode = Annotated[
     bool, typer.Option("--explode", help="Each row holds many elements, as lists of equal length.")
@@ -138,7 +145,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
     "  setfold encode model.safetensors events/ --set event_id --out e.parquet "
     "--states s.arrow --resume\n\n"
     "  setfold encode model.safetensors events/ --set event_id --out e.parquet "
-    "--engine ray --address auto"
+    "--engine ray --address auto\n\n"
+    "  zcat events.jsonl.gz | setfold encode model.safetensors - --format jsonl --set event_id "
+    "--out e.parquet"
 )
 @explain_interrupts
 def encode(
@@ -152,6 +161,7 @@ def encode(
     features: Features = None,
     explode: Explode = False,
     root: Root = None,
+    stdin_format: Format = None,
     states: Annotated[
         Path | None,
         typer.Option(
@@ -191,31 +201,32 @@ def encode(
     from setfold.files.api import encode_sets
 
     skip = on_error is OnError.SKIP
-    if dry_run:
-        columns = {"set": column, "features": features, "explode": explode, "root": root}
-        print_facts(_estimate(encoder, inputs, columns, dtype, memory, skip), as_json)
-        return
-    _run(
-        encode_sets,
-        as_json,
-        encoder,
-        inputs,
-        out,
-        set=column,
-        features=features,
-        explode=explode,
-        root=root,
-        states=states,
-        dtype=dtype,
-        memory=memory,
-        skip_errors=skip,
-        engine=engine,
-        address=address,
-        resume=resume,
-        restart=restart,
-        overwrite=overwrite,
-        save_every=save_every,
-    )
+    with with_stdin(inputs, stdin_format, column=column, resume=resume) as names:
+        if dry_run:
+            columns = {"set": column, "features": features, "explode": explode, "root": root}
+            print_facts(_estimate(encoder, names, columns, dtype, memory, skip), as_json)
+            return
+        _run(
+            encode_sets,
+            as_json,
+            encoder,
+            names,
+            out,
+            set=column,
+            features=features,
+            explode=explode,
+            root=root,
+            states=states,
+            dtype=dtype,
+            memory=memory,
+            skip_errors=skip,
+            engine=engine,
+            address=address,
+            resume=resume,
+            restart=restart,
+            overwrite=overwrite,
+            save_every=save_every,
+        )
 
 
 @app.command(
@@ -235,6 +246,7 @@ def update(
     features: Features = None,
     explode: Explode = False,
     root: Root = None,
+    stdin_format: Format = None,
     memory: Memory = "2GB",
     on_error: OnErrorOption = OnError.STOP,
     again: Again = False,
@@ -250,27 +262,28 @@ def update(
     """Add the elements of more files to saved states."""
     from setfold.files.api import update_states
 
-    _run(
-        update_states,
-        as_json,
-        states,
-        inputs,
-        out=out,
-        **_model_options(model, allow),
-        set=column,
-        features=features,
-        explode=explode,
-        root=root,
-        again=again,
-        memory=memory,
-        skip_errors=on_error is OnError.SKIP,
-        engine=engine,
-        address=address,
-        resume=resume,
-        restart=restart,
-        overwrite=overwrite,
-        save_every=save_every,
-    )
+    with with_stdin(inputs, stdin_format, column=column, resume=resume) as names:
+        _run(
+            update_states,
+            as_json,
+            states,
+            names,
+            out=out,
+            **_model_options(model, allow),
+            set=column,
+            features=features,
+            explode=explode,
+            root=root,
+            again=again,
+            memory=memory,
+            skip_errors=on_error is OnError.SKIP,
+            engine=engine,
+            address=address,
+            resume=resume,
+            restart=restart,
+            overwrite=overwrite,
+            save_every=save_every,
+        )
 
 
 @app.command(epilog="Example:\n\n  setfold merge monday.arrow tuesday.arrow --out both.arrow")
@@ -339,6 +352,7 @@ def readout(
 
 def _model_options(model: str | None, allow: list[str] | None) -> dict[str, Any]:
     """Return the arguments for the model of saved states."""
+    import_from_here()
     encoder = None if model is None else load_model(model, allow or [])
     return {"model": encoder, "allow": allow or ()}
 

@@ -10,18 +10,21 @@ import typer
 
 from setfold.cli.app import app
 
+MAX_COUNTED_BYTES = 1 << 28  # larger text files are not read to count their rows
+
 
 @app.command(
     epilog="Examples:\n\n  setfold info encoder.safetensors\n\n"
     "  setfold info state.safetensors --json\n\n"
-    "  setfold info states.arrow --verify"
+    "  setfold info states.arrow --verify\n\n"
+    "  setfold info events.parquet"
 )
 def info(
     file: Annotated[
         Path,
         typer.Argument(
-            help="A model, a state, a state file, encodings (.parquet, .arrow, .npz), or the work "
-            "folder of an interrupted run."
+            help="A model, a state, a state file, encodings, the work folder of an interrupted run, "
+            "or an input of any format, such as events.parquet or file.root:Events."
         ),
     ],
     verify: Annotated[
@@ -32,24 +35,72 @@ def info(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show what a file of setfold contains. No code from the file is run.
+    """Show what a file contains: one of setfold, or an input. No code from the file is run.
 
     The exit code is 0, or 2 if the file cannot be read or, with --verify, is damaged.
     """
-    from setfold.files.encodings import is_archive
-    from setfold.files.sealed import is_sealed
     from setfold.files.tables.stream import reading
     from setfold.files.verify import verify as verify_file
 
     verified = {"verified": verify_file(file)} if verify else {}
     with reading(file, "Write it again."):
-        if file.is_dir():
-            facts = _describe_work_folder(file)
-        elif file.is_file() and (is_archive(file) or is_sealed(file)):
-            facts = _describe_table(file)
-        else:
-            facts = _describe_tensors(file)
-        _print_info(facts | verified, as_json)
+        _print_info(_describe(file) | verified, as_json)
+
+
+def _describe(file: Path) -> dict[str, Any]:
+    """Return the facts about a file or folder of any kind."""
+    from setfold.errors import FileError
+    from setfold.files.encodings import is_archive
+    from setfold.files.readers import reader_of
+    from setfold.files.sealed import is_sealed
+
+    is_input = reader_of(file) is not None
+    if file.is_dir() and not is_input:
+        return _describe_work_folder(file)
+    if file.is_file() and (is_archive(file) or is_sealed(file)):
+        try:
+            return _describe_table(file)
+        except FileError:
+            if not is_input or _is_ours(file):
+                raise
+    return _describe_rows(file) if is_input else _describe_tensors(file)
+
+
+def _is_ours(file: Path) -> bool:
+    """Whether setfold wrote a table or an archive, even if it is damaged now."""
+    import zipfile
+
+    from setfold.files.encodings import is_archive
+    from setfold.files.readers import open_reader
+    from setfold.files.tables.arrow import HEADER, RESULT
+
+    if is_archive(file):
+        with zipfile.ZipFile(file) as archive:
+            return archive.comment.startswith(RESULT)
+    with open_reader(file) as reader:
+        return HEADER in (reader.schema.metadata or {})
+
+
+def _describe_rows(file: Path) -> dict[str, Any]:
+    """Return the facts about an input: its columns, their types, and the number of rows."""
+    from setfold.files.readers import file_of, open_reader
+
+    size = file_of(file).stat().st_size if file_of(file).is_file() else None
+    with open_reader(file) as reader:
+        lengths = {name: column.length for name, column in getattr(reader, "columns", {}).items()}
+        rows = reader.num_rows
+        if rows is None and not lengths and size is not None and size <= MAX_COUNTED_BYTES:
+            rows = 0
+            for batch in reader.read(reader.schema.names[:1], rows=1 << 16):
+                rows += batch.num_rows + len(reader.take_bad_rows())
+        more = {} if rows is not None else {n: f", {k:,} rows" for n, k in lengths.items()}
+        return {
+            "file": str(file),
+            "kind": f"rows, {type(reader).__name__.removesuffix('Reader')}",
+            **({} if size is None else {"bytes": size}),
+            "rows": "not known before reading" if rows is None and not lengths else rows,
+            "columns": {f.name: f"{f.type}{more.get(f.name, '')}" for f in reader.schema},
+        }
 
 
 def _facts(file: Path, kind: str, version: int) -> dict[str, Any]:
@@ -82,8 +133,8 @@ def _describe_tensors(file: Path) -> dict[str, Any]:
 
 def _describe_table(file: Path) -> dict[str, Any]:
     """Return the facts about a state file or about encodings."""
-    from setfold.files.columns import format_features
     from setfold.files.encodings import describe_encodings, is_archive
+    from setfold.files.features import format_features
     from setfold.files.states import holds_states, read_provenance
     from setfold.files.tables.arrow import VERSION
 
@@ -123,6 +174,8 @@ def _print_info(facts: dict[str, Any], as_json: bool) -> None:
         typer.echo(json.dumps(facts, indent=2))
         return
     for name, value in facts.items():
+        if value is None:
+            continue
         typer.echo(
             f"{name + ':':<12} {value if isinstance(value, (str, int)) else _format_value(value)}"
         )

@@ -321,9 +321,10 @@ def _class_of(name: str, allow: set[str]) -> type[nn.Module]:
         kind = _exported(last)
     else:
         if name not in allow:
+            found = f"the model contains {name}, which is not part of setfold or torch.nn. "
             raise DescriptionError(
-                f"the model contains {name}, which is not part of setfold or torch.nn. If you "
-                f'trust it, allow it: setfold.load(path, allow=["{name}"]).'
+                f'{found}If you trust it, allow it: setfold.load(path, allow=["{name}"]).',
+                command=f"{found}If you trust it, pass --allow {name}.",
             )
         try:
             kind = getattr(importlib.import_module(package), last)

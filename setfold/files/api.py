@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Unpack
 
@@ -12,9 +11,10 @@ from torch import nn
 from setfold.core.encoder import StreamingSetEncoder
 from setfold.errors import InputError, StateMismatchError
 from setfold.files.arguments import checked
-from setfold.files.columns import ColumnSpec, format_features
+from setfold.files.columns import ColumnSpec
 from setfold.files.engines import local
 from setfold.files.execute import Job, execute
+from setfold.files.features import format_features
 from setfold.files.outputs import ArrowSink, sink_for
 from setfold.files.request import (
     InputNames,
@@ -58,11 +58,12 @@ def encode_sets(
     Args:
         model: A streaming set encoder. It is switched to evaluation mode.
         inputs: Files, folders or glob patterns, such as "events/*.parquet".
-        out: The output, a .parquet, .arrow or .npz file with set, count and encoding.
+        out: The output, a .parquet, .arrow, .npz or .csv file with set, count and encoding.
         set: The column that holds the set id of each row. If None, each file is one set, and its
             absolute path is the set id.
-        features: The columns to encode, in the order the model expects: "x, y*0.01" or a list of
-            such strings. Defaults to all numeric columns except the set column.
+        features: The columns to encode, in the order the model expects: "x, (y-500)*0.01" or a list
+            of such strings; "!weight" for all numeric columns but this one. Defaults to all numeric
+            columns except the set column. `setfold.files.features` has the grammar.
         explode: Whether each row holds many elements, stored as lists. If `set` is None, each row
             is one set, and "path:row" is the set id.
         root: A folder that contains all inputs. The paths in set ids are then relative to it, with
@@ -104,7 +105,7 @@ def encode_sets(
         "encode",
         inputs,
         out,
-        columns=asdict(columns),
+        columns=columns.describe(),
         states=resolve_path(states),
         dtype=dtype,
     )
@@ -184,7 +185,7 @@ def update_states(
         return Job(plan, outputs, is_contained)
 
     request = describe_request(
-        "update", inputs, new, columns=asdict(requested), states=resolve_path(old)
+        "update", inputs, new, columns=requested.describe(), states=resolve_path(old)
     )
     return execute(request, [new], prepare, engine, settings, in_place=in_place)
 
@@ -253,7 +254,7 @@ def readout_states(
 
     Args:
         states: The state file.
-        out: The output, a .parquet, .arrow or .npz file.
+        out: The output, a .parquet, .arrow, .npz or .csv file.
         model: The model that computed the states; its head may differ. If None, the model in the
             state file.
         allow: As for `update_states`.
@@ -300,6 +301,12 @@ def _merge_columns(requested: ColumnSpec, saved: ColumnSpec | None, path: Path) 
         raise InputError(
             f"the states in {path} were computed from {format_features(saved.features)}, in this "
             f"order; got {format_features(features)}. Omit --features to use the same as before."
+        )
+    kept = [name for name in requested.excluded if name in saved.named]
+    if kept:
+        raise InputError(
+            f"the states in {path} were computed from {format_features(saved.features or ())}, so "
+            f"{kept[0]!r} cannot be excluded. Omit --features to use the same as before."
         )
     if requested.set is not None and saved.set is None:
         raise InputError(

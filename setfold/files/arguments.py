@@ -31,7 +31,7 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         hints = _hints_of(function)
-        for name, value in signature.bind(*args, **kwargs).arguments.items():
+        for name, value in signature.bind_partial(*args, **kwargs).arguments.items():
             if signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
                 options = _hints_of(get_args(hints[name])[0])
                 known = {key: given for key, given in value.items() if key in options}
@@ -41,7 +41,7 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
                 if not _fits(given, options[key]):
                     raise InputError(
                         f"{function.__name__}: {key} must be {_text(options[key])}; got "
-                        f"{_type_of(given)}."
+                        f"{_type_of(given)}.{_advice(given)}"
                     )
         return function(*args, **kwargs)
 
@@ -85,6 +85,12 @@ def _text(hint: Any) -> str:
     if origin is Callable:
         return "a function"
     return "None" if hint is type(None) else str(hint.__name__)
+
+
+def _advice(value: Any) -> str:
+    """Return what to do with a data frame where it does not belong."""
+    is_frame = hasattr(value, "__arrow_c_stream__") or hasattr(value, "columns")
+    return " Pass a data frame to setfold.encode_frame." if is_frame else ""
 
 
 def _type_of(value: Any) -> str:

@@ -2,77 +2,18 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from difflib import get_close_matches
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from setfold.errors import InputError
+from setfold.files.features import Feature, format_features, parse_features, suggest_shift
+from setfold.files.readers.reader import listed, suggest
 from setfold.preprocessing.columns import Column, Columns
-
-
-class Feature(NamedTuple):
-    """A column, and the factor to multiply it by."""
-
-    name: str
-    factor: float = 1.0
-
-
-def parse_features(text: str) -> tuple[Feature, ...]:
-    """Parse features from the command line.
-
-    Args:
-        text: Comma-separated column names, each with an optional factor.
-
-    >>> parse_features("x*0.01,intensity")
-    (Feature(name='x', factor=0.01), Feature(name='intensity', factor=1.0))
-    """
-    features = tuple(_parse(part.strip()) for part in text.split(","))
-    names = [feature.name for feature in features]
-    if len(set(names)) < len(names):
-        raise InputError(f"expected each column once in the features; got {text!r}.")
-    return features
-
-
-def format_features(features: Sequence[Feature]) -> str:
-    """Format features as on the command line.
-
-    >>> format_features([Feature("x"), Feature("y", 0.5)])
-    'x,y*0.5'
-    """
-    return ",".join(f.name if f.factor == 1 else f"{f.name}*{f.factor:g}" for f in features)
-
-
-def features_of(features: str | Sequence[str] | None) -> tuple[Feature, ...] | None:
-    """Parse features from a function argument: text as on the command line, or a list of such.
-
-    >>> features_of(["x", "y*2"])
-    (Feature(name='x', factor=1.0), Feature(name='y', factor=2.0))
-    """
-    if features is None:
-        return None
-    return parse_features(features if isinstance(features, str) else ",".join(features))
-
-
-def _parse(part: str) -> Feature:
-    name, star, factor = part.rpartition("*")
-    if not star:
-        name, factor = part, "1"
-    try:
-        value = float(factor)
-    except ValueError:
-        value = math.nan
-    if not name.strip() or not math.isfinite(value):
-        raise InputError(
-            f"cannot parse the feature {part!r}; expected the name of a column, or name*factor "
-            "with a finite factor. Separate features by commas."
-        )
-    return Feature(name.strip(), value)
 
 
 @dataclass(frozen=True)
@@ -87,12 +28,33 @@ class ColumnSpec:
         explode: Whether each row holds many elements, stored as lists of one length.
         root: The folder to which the names of files are relative, where they are set ids. If None,
             these names are absolute paths.
+        excluded: Columns that are not features, if `features` is None.
     """
 
     features: tuple[Feature, ...] | None
     set: str | None
     explode: bool = False
     root: str | None = None
+    excluded: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(
+        cls,
+        features: str | Sequence[str] | None,
+        set: str | None,
+        explode: bool = False,
+        root: str | None = None,
+    ) -> ColumnSpec:
+        """Return the columns that a user asks for, with features as in `parse_features`."""
+        chosen, excluded = parse_features(features)
+        return cls(chosen, set, explode, root, excluded)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the same as a dictionary that can be saved as JSON."""
+        entries = asdict(self)
+        if not self.excluded:
+            del entries["excluded"]
+        return entries
 
     @property
     def _depth(self) -> int:
@@ -121,7 +83,8 @@ class ColumnSpec:
         return tuple(
             Feature(field.name)
             for field in schema
-            if field.name != self.set and 0 <= depth_of(field.type) <= self._depth
+            if field.name not in (self.set, *self.excluded)
+            and 0 <= depth_of(field.type) <= self._depth
         )
 
     def needed(
@@ -142,11 +105,14 @@ class ColumnSpec:
         Raises:
             InputError: A column is missing or has the wrong type.
         """
+        for name in self.excluded:
+            _check_present(name, schema.names, path)
         features = self.chosen(schema)
         if not features:
+            left_out = "the set column" if not self.excluded else "those that are left out"
             raise InputError(
-                f"{path} has no numeric column except the set column; it has "
-                f"{_listed(schema.names)}. Pass a file with features."
+                f"{path} has no numeric column except {left_out}; it has "
+                f"{listed(schema.names)}. Pass a file with features."
             )
         names = [feature.name for feature in features]
         for name in names:
@@ -157,7 +123,7 @@ class ColumnSpec:
                 self._check_parsed(parser[name], schema.field(name), path)
         if self.explode and not any(depth_of(schema.field(name).type) for name in names):
             raise InputError(
-                f"{path} has no lists to explode: {_listed(names)} have one number in each row. "
+                f"{path} has no lists to explode: {listed(names)} have one number in each row. "
                 "Omit --explode, or select columns of lists with --features."
             )
         if self.set is None or (self.set not in schema.names and self.set in partition):
@@ -220,7 +186,7 @@ class ColumnSpec:
         """
         width = self.width(schema)
         if width not in (None, expected):
-            names = _listed(feature.name for feature in self.chosen(schema))
+            names = listed([feature.name for feature in self.chosen(schema)])
             raise InputError(
                 f"{path} has elements of {width} numbers ({names}); the model expects {expected}. "
                 "Select the features with --features."
@@ -254,7 +220,7 @@ def parsed_by(parser: Columns | None, columns: ColumnSpec) -> ColumnSpec:
     if parser is None:
         return columns
     own = tuple(Feature(name) for name in parser.names)
-    if columns.features not in (None, own):
+    if columns.features not in (None, own) or columns.excluded:
         raise InputError(
             f"the model reads its own columns, {format_features(own)}; got "
             f"{format_features(columns.features or ())}. Omit --features."
@@ -330,12 +296,6 @@ def _check_present(name: str, names: list[str], path: Path) -> None:
         raise InputError(
             f"{path} has several columns {name!r}. Rename them so that each is unique."
         )
-    near = get_close_matches(name, names, n=3, cutoff=0.5)
-    suggestion = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
-    raise InputError(f"{path} has no column {name!r}.{suggestion} It has {_listed(names)}.")
-
-
-def _listed(names: Iterable[str], most: int = 20) -> str:
-    names = list(names)
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(map(repr, names[:most])) + more if names else "no columns"
+    raise InputError(
+        f"{path} has no column {name!r}.{suggest_shift(name, names) or suggest(name, names)}"
+    )

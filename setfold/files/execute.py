@@ -102,8 +102,8 @@ def _check_contents(job: Job) -> None:
     for output in job.outputs:
         if not output.sink.can_store(job.plan.set_type):
             raise InputError(
-                f"the set ids are {job.plan.set_type}, which NumPy cannot store in {output.path}. "
-                "Write a .parquet or .arrow file instead."
+                f"the set ids are {job.plan.set_type}, which {output.path} cannot store. Write a "
+                ".parquet or .arrow file instead."
             )
         try:
             if not output.holds_states:

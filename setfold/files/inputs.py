@@ -12,6 +12,7 @@ from urllib.parse import unquote
 
 from setfold.errors import InputError
 from setfold.files.readers import reader_of, suffixes
+from setfold.files.readers.root import RootReader, split_tree
 
 
 class Input(NamedTuple):
@@ -106,7 +107,12 @@ def name_of(path: str | Path, root: str | Path | None = None) -> str:
 
 
 def _paths(name: str) -> list[Path]:
-    path = Path(name)
+    path, tree = split_tree(Path(name))
+    if tree is not None:
+        files = _paths(str(path))
+        if wrong := [file for file in files if reader_of(file) is not RootReader]:
+            raise InputError(f"expected a ROOT file before :{tree}; got {wrong[0]}.")
+        return [Path(f"{file}:{tree}") for file in files]
     if path.exists():
         paths = list(_list_files(path))
         if not paths:

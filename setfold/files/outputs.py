@@ -5,6 +5,8 @@ A sink writes to a temporary file. The caller renames it when it is complete.
 
 from __future__ import annotations
 
+import hashlib
+import math
 import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -15,9 +17,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 from numpy.lib import format as npy
 
+from setfold.core.persist import DIGEST_BYTES
 from setfold.errors import InputError
 from setfold.files.sealed import SealedFile, SealedWriter
 from setfold.files.tables.arrow import RESULT, as_tensor, header_of, shape_of
@@ -62,6 +66,11 @@ class Sink(ABC):
         """Finish the file. At least one table must have been written."""
         self.writer.close()
         self.file.seal(self.rows)
+
+    @property
+    def result(self) -> str:
+        """What `results.published_result` returns for the complete file."""
+        return self.metadata[RESULT].decode()
 
 
 class ParquetSink(Sink):
@@ -114,6 +123,56 @@ class NpzSink(ArrowSink):
         arrow.unlink()
 
 
+class CsvSink(Sink):
+    """CSV with the columns of Parquet, but one column for each number of an encoding.
+
+    There is no place for a seal. So a CSV file is recognized by a digest of its content.
+    """
+
+    suffixes: ClassVar[tuple[str, ...]] = (".csv",)
+
+    def __init__(self, path: Path, metadata: Mapping[bytes, bytes] | None = None) -> None:
+        self.path, self.metadata, self.writer = path, dict(metadata or {}), None
+
+    @classmethod
+    def can_store(cls, kind: pa.DataType) -> bool:
+        if pa.types.is_large_binary(kind):
+            return False  # its bytes would be written as they are
+        try:
+            pacsv.write_csv(pa.table({"set": pa.array([None], kind)}), pa.BufferOutputStream())
+        except pa.ArrowException:
+            return False
+        return True
+
+    def write(self, table: pa.Table) -> None:
+        numbers = as_tensor(table["encoding"], shape_of(header_of(table.schema, "encodings")))
+        flat = numbers.reshape(len(table), math.prod(numbers.shape[1:]))
+        columns = table.drop_columns("encoding").replace_schema_metadata(None)
+        for place, part in enumerate(flat.T.contiguous().numpy()):
+            columns = columns.append_column(f"encoding_{place}", pa.array(part))
+        if self.writer is None:
+            self.writer = self._open_writer(columns.schema)
+        self.writer.write_table(columns)
+
+    def _open_writer(self, schema: pa.Schema) -> pacsv.CSVWriter:
+        return pacsv.CSVWriter(str(self.path), schema)
+
+    def close(self) -> None:
+        self.writer.close()
+
+    @property
+    def result(self) -> str:
+        return digest_of_content(self.path)
+
+
+def digest_of_content(path: Path) -> str:
+    """Return a digest of all bytes of a file, which has no place for one."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(
+            file, partial(hashlib.blake2b, digest_size=DIGEST_BYTES)
+        ).hexdigest()
+
+
 def _blocks(path: Path, name: str) -> Iterator[np.ndarray]:
     """Yield a column of an Arrow file as arrays."""
     with SealedFile(path) as file:
@@ -157,7 +216,7 @@ def _write_array(file: Any, blocks: Callable[[], Iterator[np.ndarray]]) -> None:
         file.write(block.astype(dtype).tobytes())
 
 
-SINKS: tuple[type[Sink], ...] = (ParquetSink, ArrowSink, NpzSink)
+SINKS: tuple[type[Sink], ...] = (ParquetSink, ArrowSink, NpzSink, CsvSink)
 
 
 def sink_for(path: Path) -> type[Sink]:

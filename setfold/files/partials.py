@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -24,14 +23,14 @@ import torch
 
 from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.state import SetState
-from setfold.errors import InputError, NonFiniteError, StateMismatchError
+from setfold.errors import NonFiniteError, StateMismatchError
 from setfold.files.arguments import checked
-from setfold.files.columns import ColumnSpec, features_of, parsed_by
-from setfold.files.rows import rows_of
+from setfold.files.columns import ColumnSpec
+from setfold.files.engines.frames import frame_task
+from setfold.files.kinds import open_frame
 from setfold.files.tables.arrow import FRAME, HEADER, combined
-from setfold.files.tables.overflow import find_finite, find_marks, mark_overflows
-from setfold.files.tables.table import StateTable, element_dtypes, merged, read_out
-from setfold.preprocessing.columns import columns_of
+from setfold.files.tables.overflow import find_finite, find_marks, mark_overflows, states_of
+from setfold.files.tables.table import RowTable, StateTable, merged, read_out
 
 # Each packed state starts with a digest of what all sets share.
 DIGEST_BYTES = hashlib.sha256().digest_size
@@ -40,7 +39,7 @@ DIGEST_BYTES = hashlib.sha256().digest_size
 @checked
 def partial_states(
     encoder: StreamingSetEncoder,
-    rows: pa.RecordBatch | pa.Table,
+    rows: object,
     *,
     set: str,
     features: str | Sequence[str] | None = None,
@@ -49,7 +48,8 @@ def partial_states(
 
     Args:
         encoder: The encoder, in evaluation mode.
-        rows: The rows, with a set column and feature columns.
+        rows: The rows, with a set column and feature columns: an Arrow table or record batch, a
+            pandas or polars DataFrame, or anything else that `encode_frame` takes.
         set: The column that holds the set id of each row.
         features: The columns to encode, in the order the encoder expects. Defaults to all numeric
             columns except the set column.
@@ -64,21 +64,19 @@ def partial_states(
     >>> read_partials(encoder, merge_partials(halves))["count"].to_pylist()
     [2, 1]
     """
-    dtype, wanted = element_dtypes(encoder)
-    parser = columns_of(encoder)
-    columns = parsed_by(parser, ColumnSpec(features_of(features), set))
-    if isinstance(rows, pa.Table):
-        rows = rows.combine_chunks()
-        batches = rows.to_batches() or [pa.RecordBatch.from_pylist([], schema=rows.schema)]
-        (rows,) = batches
-    columns.needed(rows.schema, {}, Path("the rows"), parser)
-    width = encoder.dim_in if parser is None else parser.width
-    found = rows_of(rows, columns, first=0, dtype=dtype, width=width, partition={}, parser=parser)
-    if found.bad:
-        row, reason = found.bad[0]
-        raise InputError(f"row {row} (counting from 0): {reason}. Remove such rows first.")
-    elements = torch.tensor(found.elements, dtype=wanted)
-    return StateTable.of(encoder, found.sets, elements).to_arrow()
+    task = frame_task(encoder, ColumnSpec.parse(features, set))
+    frame = open_frame(rows, task.batch_rows, "partial_states: rows")
+    found: list[StateTable] = []
+    for step in task.frame_steps(frame):
+        for table in step.tables:
+            if isinstance(table, RowTable):
+                found += states_of(encoder, table, str(task.device))
+            else:
+                found.append(table)
+    if not found:
+        kind = task.columns.set_type(frame.schema, {})
+        found = [StateTable(pa.array([], kind), encoder.initial_state(0).to("cpu"))]
+    return mark_overflows(merged(found)).to_arrow()
 
 
 @checked
@@ -102,7 +100,7 @@ def merge_partials(tables: Iterable[pa.Table]) -> pa.Table:
     for table in tables:
         found += StateTable.all_from_arrow(table)
     table = mark_overflows(merged(found))
-    _check_finite(table.sets, ~find_marks(table), "state")
+    check_finite(table.sets, ~find_marks(table), "state")
     return table.sorted().to_arrow()
 
 
@@ -123,11 +121,18 @@ def read_partials(encoder: StreamingSetEncoder, table: pa.Table) -> pa.Table:
     [{'set': 7, 'count': 2, 'encoding': [2.0]}]
     """
     found = pa.concat_tables(read_out(encoder, StateTable.from_arrow(table)))
-    _check_finite(found["set"], find_finite(found), "encoding")
+    check_finite(found["set"], find_finite(found), "encoding")
     return found
 
 
-def _check_finite(sets: pa.Array | pa.ChunkedArray, finite: np.ndarray, what: str) -> None:
+def check_finite(sets: pa.Array | pa.ChunkedArray, finite: np.ndarray, what: str) -> None:
+    """Raise NonFiniteError for the first set whose state or encoding is not finite.
+
+    Args:
+        sets: Their ids, (B,).
+        finite: Which are finite, (B,).
+        what: "state" or "encoding".
+    """
     if not finite.all():
         raise NonFiniteError(
             f"the {what} of the set {sets[int(np.argmin(finite))]} is not finite: its elements are "

@@ -17,13 +17,14 @@ from setfold.core.persist import digest_of
 from setfold.core.weights import weights_of
 from setfold.errors import FileError, InputError, SetfoldError
 from setfold.files.budget import Budget, format_size, split_memory
-from setfold.files.columns import ColumnSpec, Feature, parsed_by
+from setfold.files.columns import ColumnSpec, parsed_by
 from setfold.files.engines.task import Shard, Skipped, Stamp, Task
+from setfold.files.features import Feature
 from setfold.files.inputs import Input, absolute, find_inputs
 from setfold.files.readers import Reader, open_reader
 from setfold.files.rows import rows_of
 from setfold.files.states import read_provenance
-from setfold.files.tables.table import element_dtypes
+from setfold.files.tables.table import check_storable, element_dtypes
 from setfold.files.tables.usable import TOO_LARGE, find_unusable
 from setfold.preprocessing.columns import columns_of
 
@@ -102,12 +103,7 @@ def make_plan(
         states: State files to start from.
         without: Files to leave out, as resolved paths.
     """
-    dtype = element_dtypes(encoder)[1]
-    if dtype == torch.bfloat16:
-        raise InputError(
-            "the model computes in bfloat16, which neither Arrow nor NumPy can store. Compute in "
-            "another dtype: --dtype float32."
-        )
+    check_storable(encoder)
     model_bytes = sum(part.nbytes for part in (*encoder.parameters(), *encoder.buffers()))
     split_memory(memory, model_bytes, 1, 1)  # an error before anything is opened
     scan = _InputScan(encoder, parsed_by(columns_of(encoder), columns), skip, memory)
@@ -202,8 +198,10 @@ class _InputScan:
     def _split(self, found: Input, stamp: Stamp, reader: Reader) -> Iterator[Shard]:
         """Validate the columns of a file and split its rows into shards."""
         path, partition, _ = found
+        if reader.num_rows == 0 and not reader.schema.names:
+            return  # JSON lines have columns only if there is a line
         if self.columns.features is None and self._is_scan(reader.schema):
-            self.columns = replace(self.columns, features=POSITION)
+            self.columns = replace(self.columns, features=POSITION, excluded=())
         names = self.columns.needed(reader.schema, partition, path, self.parser)
         self._check_set_type(self._set_type(reader, partition), path)
         if self.width is None:
@@ -216,7 +214,8 @@ class _InputScan:
             with suppress(FileError):  # raised or listed when the rows are read
                 self._sample(reader, names, found)
         # The first file determines the features; later files may have them in another order.
-        self.columns = replace(self.columns, features=self.columns.chosen(reader.schema))
+        chosen = self.columns.chosen(reader.schema)
+        self.columns = replace(self.columns, features=chosen, excluded=())
         self.num_columns = max(self.num_columns, len(names))
         total = reader.num_rows
         for start, stop in reader.cuts(max(SHARD_ROWS, (total or 0) // MAX_SHARDS)):

@@ -13,7 +13,8 @@ from setfold.errors import FileError, InputError
 from setfold.files.encodings import verify_encodings
 from setfold.files.engines.task import Stamp
 from setfold.files.journal import START_OVER, Journal, WorkFolder
-from setfold.files.results import read_result
+from setfold.files.outputs import CsvSink, digest_of_content, sink_for
+from setfold.files.results import published_result
 from setfold.files.states import read_states
 
 
@@ -28,7 +29,7 @@ def check_replaceable(
         replaces: The stamp of the state file that is updated in place; None for other outputs.
         overwrite: Whether the user allows to replace existing files.
     """
-    if not path.exists() or (digest is not None and read_result(path) == digest):
+    if not path.exists() or (digest is not None and published_result(path) == digest):
         return
     if replaces is not None:
         if tuple(replaces) != Stamp.of(path):
@@ -81,13 +82,16 @@ def verify_outputs(work: WorkFolder) -> None:
     journal = work.journal
     assert journal is not None
     only_states = journal.request["command"] in ("update", "merge")
-    for number, name in enumerate(journal.outputs):
+    for number, (name, final) in enumerate(journal.outputs.items()):
         path = work.folder / name
         if not path.exists():  # it has its final name already
             continue
         try:
             if only_states or number > 0:
                 deque(read_states(path), maxlen=0)
+            elif sink_for(Path(final)) is CsvSink:
+                if digest_of_content(path) != journal.digests[name]:
+                    raise FileError(f"{path} is corrupt: it has changed.")
             else:
                 verify_encodings(path)
         except FileError as error:
@@ -103,7 +107,7 @@ def _check(path: Path, final: Path, digest: str, journal: Journal) -> None:
     if path.exists():
         overwrite, replaces = journal.overwrite, journal.replaces
         check_replaceable(final, digest, replaces=replaces, overwrite=overwrite)
-    elif read_result(final) != digest:
+    elif published_result(final) != digest:
         raise FileError(f"{final} was complete, but it is missing or has changed. {START_OVER}")
 
 

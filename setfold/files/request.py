@@ -15,7 +15,7 @@ from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.models import DTYPES
 from setfold.errors import InputError
 from setfold.files.budget import parse_size
-from setfold.files.columns import ColumnSpec, features_of
+from setfold.files.columns import ColumnSpec
 from setfold.files.engines import local
 from setfold.files.engines.task import Stamp
 from setfold.files.inputs import absolute
@@ -104,7 +104,7 @@ def make_columns(
             f"a root is for set ids that are paths, but the column {set!r} holds the set ids. Omit "
             "--root or --set."
         )
-    return ColumnSpec(features_of(features), set, explode, None if root is None else absolute(root))
+    return ColumnSpec.parse(features, set, explode, None if root is None else absolute(root))
 
 
 def build_plan(
@@ -139,9 +139,11 @@ def prepare_encoder(model: nn.Module) -> StreamingSetEncoder:
             f"{type(model).__name__} needs {passes} passes over a set, but files are read once. "
             "Call setfold.fold for each set, or use an encoder that folds in one pass."
         )
-    raise InputError(
+    found = (
         f"expected a streaming set encoder; got {type(model).__name__}, which cannot be folded. "
-        "Run setfold.check to see why."
+    )
+    raise InputError(
+        f"{found}Call setfold.check to see why.", command=f"{found}Run setfold check to see why."
     )
 
 

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from setfold.errors import FileError
 from setfold.files.encodings import is_archive, open_table, result_in
+from setfold.files.outputs import CsvSink, digest_of_content, sink_for
 from setfold.files.tables.arrow import RESULT, result_of
 from setfold.files.tables.stream import reading
 
@@ -29,6 +30,17 @@ def read_result(path: Path) -> str | None:
                 return result_in(archive)
     except FileError:
         return None
+
+
+def published_result(path: Path) -> str | None:
+    """Return what a run notes about a complete output: as `read_result`, but also of CSV files.
+
+    A CSV file cannot say what it is the result of. A digest of its content shows that it is the
+    file that a run has written, not that a repeated command would write the same.
+    """
+    if sink_for(path) is CsvSink:
+        return digest_of_content(path) if path.is_file() else None
+    return read_result(path)
 
 
 def read_totals(path: Path) -> tuple[int, int]:

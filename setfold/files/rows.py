@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from setfold.errors import InputError
 from setfold.files.columns import ColumnSpec, is_list
+from setfold.files.features import Feature
 from setfold.files.readers import BadRow
 from setfold.preprocessing.columns import Columns
 
@@ -30,6 +31,7 @@ class Rows:
         kept: The row of each element in the batch; None if that is 0, 1, 2, ...
         empty: For exploded rows without elements, the set ids, or the row numbers if there is no
             set column.
+        names: The column of each number of an element.
     """
 
     sets: pa.Array | None
@@ -39,6 +41,7 @@ class Rows:
     first: int
     kept: np.ndarray | None
     empty: pa.Array | None = None
+    names: tuple[str, ...] = ()
 
     @property
     def numbers(self) -> np.ndarray:
@@ -46,6 +49,16 @@ class Rows:
         if self.kept is None:
             return np.arange(self.first, self.first + len(self.elements))
         return self.first + self.kept
+
+    def find_non_finite(self) -> dict[int, str]:
+        """Return the rows with a number that is NaN or infinite, and the column of the first."""
+        wrong = ~np.isfinite(self.elements)
+        places = np.flatnonzero(wrong.any(axis=1))
+        columns = wrong[places].argmax(axis=1)
+        return {
+            int(row): f"column {self.names[column]!r} is NaN or infinite"
+            for row, column in zip(self.numbers[places].tolist(), columns.tolist(), strict=True)
+        }
 
 
 def rows_of(
@@ -64,7 +77,8 @@ def rows_of(
         batch: The columns that `columns.needed` returns.
         columns: Which columns hold the features and the set id.
         first: The row number of the batch's first row in its file.
-        dtype: The dtype of the elements. Factors are applied in float64 before the conversion.
+        dtype: The dtype of the elements. Offsets and factors are applied in float64 before the
+            conversion.
         width: The number of features of an element; None to use the width of the first row.
         partition: The key=value folders in the path of the file.
         parser: The columns of the model, if it parses them itself.
@@ -90,7 +104,7 @@ def rows_of(
         draft.drop_nulls()
     if parser is None:
         draft.drop_other_widths(width)
-        elements = _matrix(draft.arrays, [feature.factor for feature in features], dtype)
+        elements = _matrix(draft.arrays, features, dtype)
     else:
         with np.errstate(over="ignore"):  # overflows become infinite, and are found later
             elements = parser.read(dict(zip(draft.names, draft.arrays, strict=True))).astype(dtype)
@@ -105,7 +119,8 @@ def rows_of(
         value = pa.scalar(partition[columns.set]).cast(columns.set_type(batch.schema, partition))
         draft.sets = pa.repeat(value, len(elements))
     bad = tuple(BadRow(first + row, reason) for row, reason in sorted(draft.reasons.items()))
-    rows = Rows(draft.sets, elements, bad, batch.num_rows, first, draft.kept)
+    names = draft.columns_of(elements.shape[1])
+    rows = Rows(draft.sets, elements, bad, batch.num_rows, first, draft.kept, names=names)
     if not columns.explode:
         return rows
     empty = draft.empty
@@ -117,7 +132,13 @@ def rows_of(
 
 
 def _decoded(array: pa.Array) -> pa.Array:
-    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+    if not pa.types.is_dictionary(array.type):
+        return array
+    values = array.dictionary
+    if values.type in (pa.string_view(), pa.binary_view()):  # Arrow cannot take from these
+        is_text = values.type == pa.string_view()
+        values = values.cast(pa.large_string() if is_text else pa.large_binary())
+    return values.take(array.indices)
 
 
 @dataclass
@@ -188,6 +209,13 @@ class _Draft:
             self._reject(wrong[totals[wrong] == total], reason)
         self._drop()
 
+    def columns_of(self, width: int) -> tuple[str, ...]:
+        """Return the column of each of an element's numbers."""
+        if len(self.names) == width:
+            return tuple(self.names)
+        sizes = [int(_lengths(a)[0]) if is_list(a.type) and len(a) else 1 for a in self.arrays]
+        return tuple(name for name, n in zip(self.names, sizes, strict=True) for _ in range(n))
+
     def _reject(self, places: np.ndarray, reason: str) -> None:
         """Record why the rows of these elements are bad. The first reason for a row is kept."""
         rows = places if self.kept is None else self.kept[places]
@@ -216,10 +244,10 @@ def _owners(array: pa.Array) -> np.ndarray:
     return np.repeat(np.arange(len(array)), _lengths(array))
 
 
-def _matrix(arrays: Sequence[pa.Array], factors: Sequence[float], dtype: np.dtype) -> np.ndarray:
-    """Stack columns, each multiplied by its factor. A single column is not copied if possible."""
+def _matrix(arrays: Sequence[pa.Array], features: Sequence[Feature], dtype: np.dtype) -> np.ndarray:
+    """Stack columns, with offsets and factors. A single column is not copied if possible."""
     blocks = [_block(array) for array in arrays]
-    if len(blocks) == 1 and blocks[0].dtype == dtype and factors[0] == 1:
+    if len(blocks) == 1 and blocks[0].dtype == dtype and features[0] == Feature(features[0].name):
         return np.ascontiguousarray(blocks[0] if blocks[0].ndim == 2 else blocks[0][:, None])
     ends = np.cumsum([block.shape[1] if block.ndim == 2 else 1 for block in blocks]).tolist()
     # A plain column is assigned to an index, not to a slice, which is twice as fast in NumPy.
@@ -232,10 +260,12 @@ def _matrix(arrays: Sequence[pa.Array], factors: Sequence[float], dtype: np.dtyp
     with np.errstate(over="ignore"):  # overflows become infinite, and are found later
         for start in range(0, size, BLOCK_ROWS):
             part = slice(start, start + BLOCK_ROWS)
-            for block, factor, target in zip(blocks, factors, targets, strict=True):
+            for block, feature, target in zip(blocks, features, targets, strict=True):
                 numbers = block[part]
-                if factor != 1:
-                    numbers = np.multiply(numbers, factor, dtype=np.float64)
+                if feature.offset:
+                    numbers = np.subtract(numbers, feature.offset, dtype=np.float64)
+                if feature.factor != 1:
+                    numbers = np.multiply(numbers, feature.factor, dtype=np.float64)
                 matrix[part, target] = numbers
     return matrix
 

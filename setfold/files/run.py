@@ -252,7 +252,7 @@ class Run:
         first = next(iter(names))
         journal.sets, journal.elements = sets[first], elements[first]
         journal.outputs = {name: str(output.path) for name, output in names.items()}
-        journal.digests = {name: output.digest for name, output in names.items()}
+        journal.digests = {name: sink.result for name, sink in sinks.items()}
         self._save()
 
     def _without_overflows(self, table: StateTable) -> StateTable:

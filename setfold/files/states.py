@@ -15,7 +15,7 @@ import math
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,8 @@ from torch import nn
 from setfold.core.models import DTYPES, load, save
 from setfold.core.state import MAX_COUNT
 from setfold.errors import DescriptionError, FileError
-from setfold.files.columns import ColumnSpec, Feature
+from setfold.files.columns import ColumnSpec
+from setfold.files.features import Feature
 from setfold.files.sealed import ARROW, SealedFile
 from setfold.files.tables.arrow import (
     FRAME,
@@ -62,7 +63,7 @@ class Provenance:
 
     def metadata(self) -> dict[bytes, bytes]:
         """Return entries for the metadata of an Arrow schema."""
-        columns = None if self.columns is None else asdict(self.columns)
+        columns = None if self.columns is None else self.columns.describe()
         entries = {INPUTS: json.dumps(self.inputs).encode(), COLUMNS: json.dumps(columns).encode()}
         if self.dtype is not None:
             entries[DTYPE] = self.dtype.encode()
@@ -152,9 +153,9 @@ def _columns_from(value: Any) -> ColumnSpec | None:
         return None
     features = None
     if value["features"] is not None:
-        features = tuple(Feature(name, float(factor)) for name, factor in value["features"])
+        features = tuple(Feature(name, *map(float, rest)) for name, *rest in value["features"])
     column, explode, root = value["set"], value["explode"], value["root"]
-    named = all(isinstance(f.name, str) and math.isfinite(f.factor) for f in features or ())
+    named = all(isinstance(f.name, str) and all(map(math.isfinite, f[1:])) for f in features or ())
     texts = isinstance(column, str | None) and isinstance(root, str | None)
     if not (named and texts and isinstance(explode, bool)):
         raise ValueError(f"expected the columns that were read; got {value!r:.60}")

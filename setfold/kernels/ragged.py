@@ -36,7 +36,7 @@ def group_by_length(index: Tensor, batch_size: int) -> Iterator[Group]:
     [2] [[0, 2]]
     """
     counts = torch.bincount(index, minlength=batch_size)
-    by_length = torch.argsort(counts.to(_narrowest(index.shape[0] + 1)), stable=True)
+    by_length = stable_order(counts, index.shape[0] + 1)
     lengths = counts[by_length]
     # Sort the rows by the rank of their set, so that the sets of one length are contiguous.
     rank = torch.empty_like(by_length, dtype=_narrowest(batch_size))
@@ -57,6 +57,11 @@ def group_by_length(index: Tensor, batch_size: int) -> Iterator[Group]:
             rows = order.unfold(0, longest, 1).index_select(0, starts[first:stop])
             place = torch.arange(longest, device=index.device)
             yield Group(sets, rows, place < lengths[first:stop, None])
+
+
+def stable_order(numbers: Tensor, bound: int) -> Tensor:
+    """Return the order (N,) that sorts integers (N,) from 0 up to a bound, which is not reached."""
+    return torch.argsort(numbers.to(_narrowest(bound)), stable=True)
 
 
 def _narrowest(bound: int) -> torch.dtype:

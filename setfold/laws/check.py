@@ -71,13 +71,14 @@ def check(
     own = getattr(model, "dim_in", None)
     width = own if dim_in is None else dim_in
     if width is None:
+        missing = f"{type(model).__name__} has no dim_in: pass the width of the elements, "
         raise InputError(
-            f"{type(model).__name__} has no dim_in: pass the width of the elements, "
-            "setfold.check(model, dim_in=...)."
+            f"{missing}setfold.check(model, dim_in=...).", command=f"{missing}--dim-in."
         )
     if own not in (None, width):
         raise InputError(
-            f"dim_in must be {own}, the dim_in of the model; got {dim_in}. Leave dim_in out."
+            f"dim_in must be {own}, the dim_in of the model; got {dim_in}. Leave dim_in out.",
+            command=f"--dim-in must be {own}, as the model says; got {dim_in}. Omit it.",
         )
     not_streaming = streams(model)
     findings = []

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from setfold.errors import FileError, InputError
-from setfold.files.columns import ColumnSpec, Feature, is_list
+from setfold.files.columns import ColumnSpec, is_list
+from setfold.files.features import Feature
 from setfold.files.inputs import Input, find_inputs
 from setfold.files.readers import open_reader
 from setfold.files.rows import rows_of

@@ -198,7 +198,7 @@ def test_what_setfold_writes_is_accepted(tmp_path):
     set_type, provenance, tables = read(store(tmp_path / "s.arrow", table[:2], table[2:]))
     assert set_type == pa.large_string()
     assert provenance.inputs == {"/in": [1, 2]}
-    assert provenance.columns.features[0] == ("x", 1.0)
+    assert provenance.columns.features[0] == ("x", 1.0, 0.0)
     assert [name for each in tables for name in each.sets.to_pylist()] == ["a", "b", "c"]
     infinite = with_value(make(), "max.0", -np.inf)  # as in an empty set
     assert len(read(store(tmp_path / "s.arrow", infinite))[2]) == 1

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from setfold.errors import InputError
-from setfold.files.columns import ColumnSpec, Feature, parse_features
+from setfold.files.columns import ColumnSpec
+from setfold.files.features import Feature
 from setfold.files.rows import Rows, rows_of
 
 FLOAT = np.dtype(np.float32)
@@ -51,7 +52,7 @@ class Expected:
 
     @staticmethod
     def _made(values: list[Any], columns: ColumnSpec) -> list[list[np.ndarray]] | None:
-        factors = [feature.factor for feature in columns.features or ()]
+        changes = [(feature.offset, feature.factor) for feature in columns.features or ()]
         count = 1
         if columns.explode:
             lengths = {len(value) for value in values if isinstance(value, list)}
@@ -61,12 +62,12 @@ class Expected:
         made = []
         for place in range(count):
             element = []
-            for value, factor in zip(values, factors, strict=True):
+            for value, (offset, factor) in zip(values, changes, strict=True):
                 is_taken = columns.explode and isinstance(value, list)
                 part = value[place] if is_taken else value
                 if part is None or (isinstance(part, list) and None in part):
                     return None
-                element.append(np.float32(np.float64(part) * factor))
+                element.append(np.float32((np.float64(part) - offset) * factor))
             made.append(element)
         return made
 
@@ -110,7 +111,8 @@ def batches(draw: st.DrawFn, explode: bool) -> tuple[pa.RecordBatch, ColumnSpec]
     makers = [first, *draw(st.lists(st.sampled_from(kinds), max_size=2))]
     arrays = {f"c{i}": draw(maker(length)) for i, maker in enumerate(makers)}
     factors = [draw(st.sampled_from([1.0, 0.01, -3.0])) for _ in makers]
-    features = tuple(map(Feature, arrays, factors))
+    offsets = [draw(st.sampled_from([0.0, 500.0, -0.1])) for _ in makers]
+    features = tuple(map(Feature, arrays, factors, offsets))
     name = draw(st.sampled_from([None, "id"]))
     ids = st.lists(maybe(st.integers(0, 3)), min_size=length, max_size=length)
     arrays["id"] = pa.array(draw(ids), pa.int32()).dictionary_encode()
@@ -268,13 +270,3 @@ def test_wrong_width() -> None:
         ColumnSpec(None, None).check_width(schema, 3, Path("a.npy"))
     with pytest.raises(InputError, match="elements have 2 numbers"):
         rows(pa.record_batch({"x": [1.0], "y": [2.0]}), ColumnSpec(None, None), width=3)
-
-
-@pytest.mark.parametrize("text", ["", "x,", "x*", "x*a", "*2", "x*nan", "x,x*2"])
-def test_wrong_features(text: str) -> None:
-    with pytest.raises(InputError):
-        parse_features(text)
-
-
-def test_features() -> None:
-    assert parse_features("a/b * -1e-3, c d") == (Feature("a/b", -0.001), Feature("c d"))

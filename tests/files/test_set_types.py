@@ -60,13 +60,13 @@ def test_ids_are_stored_by_numpy_or_refused_before_anything_is_read(tmp_path, na
     path, seen = write(tmp_path / "a.arrow", TYPES[name]), []
     options = {"set": "id", "progress": seen.append}
     if name in NOT_IN_NUMPY:
-        with pytest.raises(setfold.InputError, match=r"NumPy cannot store .*\.parquet or \.arrow"):
+        with pytest.raises(setfold.InputError, match=r"npz cannot store.*\.parquet or \.arrow"):
             setfold.encode_sets(encoder(), path, tmp_path / "out.npz", **options)
         assert not seen
         setfold.encode_sets(
             encoder(), path, tmp_path / "out.arrow", states=tmp_path / "s.arrow", set="id"
         )
-        with pytest.raises(setfold.InputError, match="NumPy cannot store"):
+        with pytest.raises(setfold.InputError, match="npz cannot store"):
             setfold.readout_states(tmp_path / "s.arrow", tmp_path / "out.npz")
     else:
         setfold.encode_sets(encoder(), path, tmp_path / "out.npz", **options)

@@ -138,6 +138,8 @@ INPUTS: tuple[type[InputFile], ...] = (
     _kind("arrow", "arrow", "arrow stream", "feather"),
     _kind("csv", "csv", "tsv"),
     _kind("csv.gz", "csv.gz", inside=mutated_gzip),
+    _kind("jsonl", "jsonl"),
+    _kind("jsonl.gz", "ndjson.gz", inside=mutated_gzip),
     _kind("npy", "npy", "npy, plain", "npy, fortran", "npy, fields"),
     _kind("npz", "npz", "npz, compressed", inside=mutated_zip),
     _kind("torch", "torch", "torch, tensor", inside=mutated_zip),

@@ -23,6 +23,7 @@ import torch
 
 from setfold.errors import DistributedError, FileError, InputError, SetfoldError
 from setfold.files.engines.task import Shard, Step, Task
+from setfold.files.readers import file_of
 from setfold.files.tables.table import from_arrow
 
 SHARDS_PER_CORE = 2  # one in progress, one that is complete or queued
@@ -109,7 +110,7 @@ def _process_shard(
     # File names may be relative to the folder in which the run was started.
     with torch.no_grad(), chdir(folder) if os.path.isdir(folder) else nullcontext():
         try:
-            if not shard.input.path.exists():
+            if not file_of(shard.input.path).exists():
                 raise FileError(
                     f"there is no file {shard.input.path} on {socket.gethostname()}. All machines "
                     "of a cluster must see the inputs under the same path; use a shared folder."

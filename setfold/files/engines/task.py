@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +22,7 @@ from setfold.core.encoder import StreamingSetEncoder
 from setfold.errors import FileError, InputError, NonFiniteError, SetfoldError
 from setfold.files.columns import ColumnSpec
 from setfold.files.inputs import Input
-from setfold.files.readers import BadRow, open_reader
+from setfold.files.readers import BadRow, file_of, open_reader
 from setfold.files.rows import Rows, rows_of
 from setfold.files.states import read_states
 from setfold.files.tables.overflow import absorb_or_mark, find_marks
@@ -40,6 +40,7 @@ class Stamp(NamedTuple):
     @classmethod
     def of(cls, path: Path) -> Stamp:
         """Return the stamp of a file, or of all files in a folder that is read as one input."""
+        path = file_of(path)
         files = [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
         stats = [file.stat() for file in files]
         return cls(sum(s.st_size for s in stats), max((s.st_mtime_ns for s in stats), default=0))
@@ -106,6 +107,9 @@ class Task:
     width: int | None
     batch_rows: int
     skip: bool
+
+    # The end of an error message about a set: what to do besides scaling the features.
+    leave_out: ClassVar[str] = ", or leave out such sets with --on-error skip --restart"
 
     @cached_property
     def device(self) -> torch.device:
@@ -191,7 +195,7 @@ class Task:
         rows, path = batch.content, str(shard.input.path)
         skipped = [Skipped(path, bad.row, bad.reason) for bad in rows.bad]
         if skipped and not self.skip:
-            raise _bad_row_error(skipped[0])
+            raise self.bad_row_error(skipped[0])
         elements, sets = rows.elements, self._set_ids(rows, shard.input.name)
         empty = self._empty_sets(rows, shard.input.name)
         try:
@@ -202,12 +206,19 @@ class Task:
             wrong = self._find_unusable(rows)
             skipped += [Skipped(path, row, reason) for row, reason in wrong.items()]
             if wrong and not self.skip:
-                raise _bad_row_error(min(skipped, key=_row_number)) from error
+                raise self.bad_row_error(min(skipped, key=_row_number)) from error
             good = ~np.isin(rows.numbers, list(wrong))
             elements, sets = elements[good], sets.filter(pa.array(good))
             tables = self._absorb_or_mark(rows, sets, elements, path)
         skipped.sort(key=_row_number)
         return Step(batch.shard, batch.rows, empty + tables, len(elements), tuple(skipped))
+
+    def bad_row_error(self, bad: Skipped) -> SetfoldError:
+        """Return the error for a bad row."""
+        return FileError(
+            f"{bad.file}, row {bad.row} (counting from 0): {bad.reason}. Correct the row, or skip "
+            "bad rows with --on-error skip --restart."
+        )
 
     def _set_ids(self, rows: Rows, name: str) -> pa.Array:
         """Return the set id of each element: from the file, or the name of the file."""
@@ -250,8 +261,7 @@ class Task:
                 name = table.sets.filter(pa.array(marks))[0]
                 raise NonFiniteError(
                     f"{path}, rows {first} to {last}: the elements of the set {name} are too large "
-                    "together. Scale the features, or leave out such sets with --on-error skip "
-                    "--restart."
+                    f"together. Scale the features{self.leave_out}."
                 ) from error
             return (table,)
         except Exception as error:
@@ -271,8 +281,8 @@ class Task:
 
     def _find_unusable(self, rows: Rows) -> dict[int, str]:
         """Return the rows that the encoder cannot absorb, and why."""
-        finite = np.isfinite(rows.elements).all(tuple(range(1, rows.elements.ndim)))
-        wrong = dict.fromkeys(rows.numbers[~finite].tolist(), "a number is NaN or infinite")
+        wrong = rows.find_non_finite()
+        finite = ~np.isin(rows.numbers, list(wrong))
         numbers, elements = rows.numbers[finite], self._to_tensor(rows.elements[finite])
         for place, reason in find_unusable(self.encoder, elements).items():
             wrong.setdefault(int(numbers[place]), reason)
@@ -288,10 +298,3 @@ def _changed_error(shard: Shard) -> FileError:
 
 def _row_number(skipped: Skipped) -> int:
     return skipped.row or 0
-
-
-def _bad_row_error(bad: Skipped) -> SetfoldError:
-    return FileError(
-        f"{bad.file}, row {bad.row} (counting from 0): {bad.reason}. Correct the row, or skip bad "
-        "rows with --on-error skip --restart."
-    )

@@ -9,19 +9,21 @@ from setfold.errors import FileError, InputError
 from setfold.files.readers.arrays import NpyReader, NpzReader
 from setfold.files.readers.columnar import ArrowReader, ParquetReader
 from setfold.files.readers.containers import Hdf5Reader, TorchReader
+from setfold.files.readers.lines import JsonReader
 from setfold.files.readers.meshes import MeshReader
 from setfold.files.readers.points import LasReader
 from setfold.files.readers.reader import BadRow, Reader
-from setfold.files.readers.root import RootReader
+from setfold.files.readers.root import RootReader, split_tree
 from setfold.files.readers.text import CsvReader
 from setfold.files.readers.zarr import ZarrReader
 
-__all__ = ["READERS", "BadRow", "Reader", "open_reader", "reader_of", "suffixes"]
+__all__ = ["READERS", "BadRow", "Reader", "file_of", "open_reader", "reader_of", "suffixes"]
 
 READERS: tuple[type[Reader], ...] = (
     ParquetReader,
     ArrowReader,
     CsvReader,
+    JsonReader,
     NpyReader,
     NpzReader,
     Hdf5Reader,
@@ -44,8 +46,13 @@ def reader_of(path: Path) -> type[Reader] | None:
     >>> reader_of(Path("a/b.PARQUET")).__name__
     'ParquetReader'
     """
-    name = path.name.lower()
+    name = split_tree(path)[0].name.lower()
     return next((r for r in READERS if name.endswith(r.suffixes)), None)
+
+
+def file_of(path: Path) -> Path:
+    """Return the file that a path is in: the path, without the tree of file.root:tree."""
+    return split_tree(path)[0]
 
 
 def open_reader(
@@ -67,9 +74,10 @@ def open_reader(
         raise InputError(
             f"unknown suffix of {path}; expected one of {', '.join(suffixes())}. Convert the file."
         )
-    if not path.exists():
-        raise FileError(f"there is no file {path}. Check the path.")
-    if path.is_dir() != reader.is_folder:
+    file = file_of(path)
+    if not file.exists():
+        raise FileError(f"there is no file {file}. Check the path.")
+    if file.is_dir() != reader.is_folder:
         expected, got = ("folder", "file") if reader.is_folder else ("file", "folder")
-        raise FileError(f"expected a {expected} at {path}, by its suffix; got a {got}. Rename it.")
+        raise FileError(f"expected a {expected} at {file}, by its suffix; got a {got}. Rename it.")
     return reader(path, text_column, number_columns)

@@ -24,6 +24,7 @@ from __future__ import annotations
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, NamedTuple, Self
@@ -31,6 +32,15 @@ from typing import Any, ClassVar, NamedTuple, Self
 import pyarrow as pa
 
 from setfold.errors import FileError, InputError, SetfoldError
+
+MAX_NEAR = 12  # names that may be meant
+PACKAGES = {  # by extra, as in pyproject.toml
+    "hdf5": "h5py",
+    "zarr": "zarr",
+    "las": "'laspy[lazrs]'",
+    "mesh": "trimesh",
+    "root": "uproot awkward",
+}
 
 
 class BadRow(NamedTuple):
@@ -190,12 +200,34 @@ def width_of(kind: pa.DataType) -> int:
         return 8
 
 
+def suggest(name: str, names: Sequence[str]) -> str:
+    """Return which of some names may be meant by a name that is not one of them, and all of them.
+
+    >>> suggest("jet", ["MET_pt", "Jet_pt", "Jet_eta"])
+    " Did you mean 'Jet_pt' or 'Jet_eta'? It has 'MET_pt', 'Jet_pt', 'Jet_eta'."
+    """
+    text = name.lower()
+    within = [other for other in names if text in other.lower()]
+    within.sort(key=lambda other: not other.lower().startswith(text))
+    near = get_close_matches(name, names, n=3, cutoff=0.5)
+    found = list(dict.fromkeys([*near, *within]))[:MAX_NEAR]
+    meant = f" Did you mean {' or '.join(map(repr, found))}?" if found else ""
+    return f"{meant} It has {listed(names)}."
+
+
+def listed(names: Sequence[str], most: int = 20) -> str:
+    """Return some names as a list in a sentence."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(repr, names[:most])) + more if names else "no columns"
+
+
 def import_optional(module: str, extra: str) -> Any:
     """Import an optional package.
 
     Args:
         module: The module to import.
-        extra: The extra of setfold that installs it.
+        extra: The extra of setfold that contains it. The message names the packages themselves, so
+            that the advice holds however setfold was installed.
 
     Raises:
         InputError: The package is not installed.
@@ -205,7 +237,7 @@ def import_optional(module: str, extra: str) -> Any:
     except ImportError as error:
         raise InputError(
             f"this format needs the package {module}, which is not installed. Run: "
-            f"pip install 'setfold[{extra}]'"
+            f"pip install {PACKAGES[extra]}"
         ) from error
 
 

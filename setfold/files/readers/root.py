@@ -2,34 +2,48 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pyarrow as pa
 
+from setfold.errors import InputError
 from setfold.files.readers.column import Column, ColumnReader
-from setfold.files.readers.reader import import_optional
+from setfold.files.readers.reader import import_optional, suggest
 
+IN_FILE = re.compile(r"(?P<file>.*\.root):(?P<tree>.+)", re.IGNORECASE)
 TREES = ("TTree", "ROOT::RNTuple", "TNtuple", "TNtupleD")
 
 
 class RootReader(ColumnReader):
-    """ROOT: each branch is a column, named tree/branch if there are several trees."""
+    """ROOT: each branch is a column, named tree/branch if there are several trees.
+
+    A path such as file.root:Events means one tree of a file.
+    """
 
     suffixes: ClassVar = (".root",)
 
     def _find(self) -> dict[str, Column]:
         uproot = import_optional("uproot", "root")
         self._awkward = import_optional("awkward", "root")
-        self._file = uproot.open(self.path, object_cache=None, array_cache=None)
-        names = self._file.keys(cycle=False, filter_classname=lambda name: name in TREES)
+        file, tree = split_tree(self.path)
+        self._file = uproot.open(file, object_cache=None, array_cache=None)
+        found = self._file.keys(cycle=False, filter_classname=lambda name: name in TREES)
+        names = list(dict.fromkeys(found))  # each name once; the latest cycle
+        if tree is not None and tree not in names:
+            raise InputError(f"{file} has no tree {tree!r}.{suggest(tree, names)}")
+        if tree is not None:
+            names = [tree]
         columns: dict[str, Column] = {}
-        for name in dict.fromkeys(names):  # each name once; the latest cycle
-            tree = self._file[name]
-            for key in tree.keys():
-                column = self._column(tree[key], tree.num_entries, _chunk_rows(tree, tree[key]))
+        for name in names:
+            branches = self._file[name]
+            for key in branches.keys():
+                chunk_rows = _chunk_rows(branches, branches[key])
+                column = self._column(branches[key], branches.num_entries, chunk_rows)
                 if column is not None:
-                    columns[key if len(set(names)) == 1 else f"{name}/{key}"] = column
+                    columns[key if len(names) == 1 else f"{name}/{key}"] = column
         return columns
 
     def _column(self, branch: Any, length: int, chunk_rows: int) -> Column | None:
@@ -50,6 +64,16 @@ class RootReader(ColumnReader):
 
     def close(self) -> None:
         self._file.close()
+
+
+def split_tree(path: Path) -> tuple[Path, str | None]:
+    """Return the file and the tree of a path such as file.root:Events; None for a plain path.
+
+    >>> split_tree(Path("a/file.root:folder/Events"))[1]
+    'folder/Events'
+    """
+    found = None if path.exists() else IN_FILE.fullmatch(str(path))
+    return (path, None) if found is None else (Path(found["file"]), found["tree"])
 
 
 def _chunk_rows(tree: Any, branch: Any) -> int:

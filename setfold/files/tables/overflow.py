@@ -19,6 +19,7 @@ from setfold.core.statistic import clear, find_non_finite, is_finite
 from setfold.errors import NonFiniteError
 from setfold.files.tables.arrow import as_tensor, header_of, shape_of
 from setfold.files.tables.table import SLICE_BYTES, RowTable, StateTable, merged
+from setfold.kernels.ragged import stable_order
 
 MARK = 1 << 48  # added to the count of a set; more elements than any set has
 
@@ -28,8 +29,9 @@ def states_of(encoder: StreamingSetEncoder, rows: RowTable, device: str) -> Iter
 
     Sets that overflow are marked.
     """
-    codes = rows.sets.dictionary_encode().indices.to_numpy()
-    order = np.argsort(codes, kind="stable")
+    codes = rows.sets.dictionary_encode()
+    places = torch.tensor(codes.indices.to_numpy())
+    order = stable_order(places, len(codes.dictionary)).numpy()
     size = max(1, SLICE_BYTES * len(rows) // max(rows.elements.nbytes, 1))
     for start in range(0, len(order), size):
         some = rows.take(order[start : start + size])

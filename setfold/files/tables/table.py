@@ -184,7 +184,9 @@ class RowTable:
 
     def take(self, places: np.ndarray) -> RowTable:
         """The rows at some places, in that order."""
-        return RowTable(self.sets.take(pa.array(places)), self.elements[torch.from_numpy(places)])
+        # Twice as fast as indexing a tensor, as in `kernels.ragged.gather`.
+        elements = np.take(self.elements.numpy(), places, axis=0, mode="clip")
+        return RowTable(self.sets.take(pa.array(places)), torch.from_numpy(elements))
 
     def to_arrow(self) -> pa.Table:
         """(set, elements)."""
@@ -232,6 +234,15 @@ def element_dtypes(encoder: StreamingSetEncoder) -> tuple[np.dtype, torch.dtype]
     like = encoder.first_weight
     wanted = torch.float32 if like is None else like.dtype
     return np.dtype(np.float64 if wanted == torch.float64 else np.float32), wanted
+
+
+def check_storable(encoder: StreamingSetEncoder) -> None:
+    """Raise InputError if tables cannot hold what an encoder computes."""
+    if element_dtypes(encoder)[1] == torch.bfloat16:
+        raise InputError(
+            "the model computes in bfloat16, which neither Arrow nor NumPy can store. Compute in "
+            "another dtype: --dtype float32."
+        )
 
 
 def absorbed(encoder: StreamingSetEncoder, sets: pa.Array, elements: Tensor) -> Table:

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import setfold
-from setfold.files.columns import ColumnSpec, features_of
+from setfold.files.columns import ColumnSpec
 from setfold.files.engines import local
 from setfold.files.engines import ray as engine
 from setfold.files.engines.task import Skipped, Task
@@ -66,7 +66,7 @@ def write(path, event, x, y):
 
 def work_on(folder, set="event", kind=Task, skip=False, **settings):
     """Return a task and its shards, with small batches, so that each shard has several steps."""
-    columns = ColumnSpec(features_of("x, y"), set)
+    columns = ColumnSpec.parse("x, y", set)
     options = with_defaults({"memory": "1GB", "skip_errors": skip}, ReadOptions)
     plan = build_plan(encoder(), folder, columns, options)
     given = {field.name: getattr(plan.task, field.name) for field in fields(Task)}

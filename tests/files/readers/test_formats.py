@@ -14,6 +14,8 @@ from tests.files.readers.written import FORMATS, Format, Table
 
 ROWS = 51
 NEVER_EMPTY = (
+    "jsonl",
+    "ndjson.gz",
     "off",
     "stl",
     "obj",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -18,6 +20,7 @@ import uproot
 
 from setfold.errors import FileError, InputError
 from setfold.files.readers import open_reader
+from setfold.files.readers.reader import PACKAGES
 from tests.files.readers.written import FORMATS
 
 
@@ -27,24 +30,33 @@ def values(path: Path, name: str) -> list[object]:
 
 
 @pytest.mark.parametrize(
-    ("name", "module", "extra"),
+    ("name", "module", "packages"),
     [
-        ("hdf5", "h5py", "hdf5"),
+        ("hdf5", "h5py", "h5py"),
         ("zarr", "zarr", "zarr"),
-        ("las", "laspy", "las"),
-        ("laz", "lazrs", "las"),
-        ("off", "trimesh", "mesh"),
-        ("root", "uproot", "root"),
+        ("las", "laspy", "'laspy[lazrs]'"),
+        ("laz", "lazrs", "'laspy[lazrs]'"),
+        ("off", "trimesh", "trimesh"),
+        ("root", "uproot", "uproot awkward"),
+        ("root", "awkward", "uproot awkward"),
     ],
 )
 def test_missing_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, module: str, extra: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, module: str, packages: str
 ) -> None:
     path = tmp_path / f"a{FORMATS[name].suffix}"
     FORMATS[name].write(path, 3)
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(InputError, match=rf"{module}.*pip install 'setfold\[{extra}\]'"):
+    with pytest.raises(InputError, match=f"{module}.*{re.escape(f'pip install {packages}')}$"):
         open_reader(path)
+
+
+def test_the_packages_of_the_advice_are_those_of_the_extras() -> None:
+    text = (Path(__file__).parents[3] / "pyproject.toml").read_text()
+    extras = tomllib.loads(text)["project"]["optional-dependencies"]
+    for extra, packages in PACKAGES.items():
+        names = [re.split("[<>=]", requirement)[0] for requirement in extras[extra]]
+        assert packages.replace("'", "").split() == names
 
 
 def test_unknown_and_absent(tmp_path: Path) -> None:
@@ -125,6 +137,7 @@ import sys
 from pathlib import Path
 from zipfile import ZipFile
 from setfold.files.readers import open_reader
+from setfold.files.readers.reader import PACKAGES
 
 def resident():
     lines = Path("/proc/self/status").read_text().splitlines()

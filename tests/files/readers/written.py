@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -85,6 +87,18 @@ def text(path: Path, n: int) -> Table:
     with pa.output_stream(path, compression="gzip" if path.suffix == ".gz" else None) as file:
         options = pa.csv.WriteOptions(delimiter=separator)
         pa.csv.write_csv(pa.table(columns), file, options)
+    return columns
+
+
+def json_lines(path: Path, n: int) -> Table:
+    columns = table(n)
+    columns["x"] = columns["x"].astype(np.float64)
+    columns["half"] = columns["half"].astype(np.float64)
+    del columns["p"]  # JSON has no lists of a fixed size
+    lists = {name: values.tolist() for name, values in columns.items()}
+    lines = [json.dumps({name: lists[name][row] for name in lists}) for row in range(n)]
+    content = "".join(f"{line}\n" for line in lines).encode()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
     return columns
 
 
@@ -286,6 +300,8 @@ FORMATS = {
     "csv": Format(".csv", text, detects_truncation=False),
     "csv.gz": Format(".csv.gz", text),
     "tsv": Format(".tsv", text, detects_truncation=False),
+    "jsonl": Format(".jsonl", json_lines, detects_truncation=False),
+    "ndjson.gz": Format(".ndjson.gz", json_lines),
     "npy": Format(".npy", npy),
     "npy, plain": Format(".npy", npy_plain),
     "npy, fortran": Format(".npy", npy_fortran),

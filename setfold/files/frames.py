@@ -1,0 +1,116 @@
+"""Encode the sets of a data frame, without a file."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from torch import nn
+
+from setfold.core.encoder import StreamingSetEncoder
+from setfold.errors import InputError
+from setfold.files.arguments import checked
+from setfold.files.engines.frames import frame_task
+from setfold.files.kinds import Frame, open_frame
+from setfold.files.partials import check_finite
+from setfold.files.request import cast_encoder, make_columns, prepare_encoder
+from setfold.files.tables.arrow import header_of, shape_of
+from setfold.files.tables.overflow import find_finite, find_marks
+from setfold.files.tables.store import Store
+from setfold.files.tables.table import StateTable, read_out
+
+STORE_BYTES = 1 << 30  # states in memory; more are spilled to a temporary folder
+ROW = "row"  # column of the result, where each row is a set
+
+
+@checked
+def encode_frame(
+    model: nn.Module,
+    frame: object,
+    *,
+    set: str | None = None,
+    features: str | Sequence[str] | None = None,
+    explode: bool = False,
+    dtype: str | None = None,
+) -> Any:
+    """Encode the sets of a data frame, and return a frame of the same kind with one row per set.
+
+    The rows are read batch by batch, so that a reader or a DuckDB relation may be larger than
+    memory.
+
+    Args:
+        model: A streaming set encoder. It is switched to evaluation mode.
+        frame: A pandas or polars DataFrame, a DuckDB relation, an Arrow table, record batch or
+            reader, or another object with the Arrow PyCapsule interface (`__arrow_c_stream__`).
+            The index of a pandas DataFrame is ignored.
+        set: The column that holds the set id of each row.
+        features: The columns to encode, as for `encode_sets`. Defaults to all numeric columns
+            except the set column.
+        explode: Whether each row holds many elements, stored as lists. If `set` is None, each row
+            is one set.
+        dtype: Compute in "float32" or "float64". If None, in the dtype of the model.
+
+    Returns:
+        One row per set, sorted by set id: the set id under the name of its column (the number of
+        the row as `row`, if `set` is None), `count` and `encoding`. Encodings are fixed-size lists;
+        in pandas they are arrays of the shape that the model returns. A pyarrow.Table for objects
+        of other libraries.
+
+    Raises:
+        InputError: A column is missing, or a row is bad; the message names the row and the column.
+
+    >>> import pandas, setfold
+    >>> frame = pandas.DataFrame({"user": ["b", "a", "b"], "x": [1.0, 2.0, 3.0]})
+    >>> setfold.encode_frame(setfold.Pool(1, "mean"), frame, set="user")
+      user  count encoding
+    0    a      1    [2.0]
+    1    b      2    [2.0]
+    """
+    if set is None and not explode:
+        raise InputError(
+            "encode_frame needs the column with the set id of each row. Pass its name as set, or "
+            "explode=True if each row is a set."
+        )
+    encoder = cast_encoder(prepare_encoder(model), dtype)
+    task = frame_task(encoder, make_columns(set, features, explode, None))
+    opened = open_frame(frame, task.batch_rows, "encode_frame: frame")
+    with torch.no_grad(), tempfile.TemporaryDirectory(prefix="setfold-") as folder:
+        store = Store(encoder, Path(folder), STORE_BYTES)
+        for step in task.frame_steps(opened):
+            for table in step.tables:
+                store.add(table)
+        parts = [_read_out(encoder, table) for table in store.drain()]
+    if not parts:
+        kind = task.columns.set_type(opened.schema, {})
+        parts = [_read_out(encoder, StateTable(pa.array([], kind), encoder.initial_state(0)))]
+    return _in_kind(opened, pa.concat_tables(parts), set)
+
+
+def _read_out(encoder: StreamingSetEncoder, table: StateTable) -> pa.Table:
+    """Return the encodings of a table of states.
+
+    Raises:
+        NonFiniteError: A state or an encoding is not finite.
+    """
+    check_finite(table.sets, ~find_marks(table), "state")
+    found = pa.concat_tables(read_out(encoder, table))
+    check_finite(found["set"], find_finite(found), "encoding")
+    return found
+
+
+def _in_kind(frame: Frame, found: pa.Table, set: str | None) -> Any:
+    """Return encodings as an object of the frame's library, sorted by set id."""
+    shape = shape_of(header_of(found.schema, "encodings"))
+    names = [ROW if set is None else set]
+    for name in names:
+        if name in ("count", "encoding"):
+            raise InputError(f"the set column cannot be named {name!r}. Rename it.")
+    order = pc.sort_indices(found["set"])
+    columns = [found[name].take(order) for name in ("set", "count", "encoding")]
+    result = pa.table(columns, names=[*names, "count", "encoding"])
+    return frame.convert(result, [] if set is None else names, shape)

@@ -1,0 +1,79 @@
+"""Rows from standard input."""
+
+from __future__ import annotations
+
+import io
+import os
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+import setfold
+from setfold.cli import app
+
+ROWS = b'{"u": "b", "x": 1}\n{"u": "a", "x": 2}\n{"u": "b", "x": 4}\n'
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    setfold.save(setfold.Pool(1, "mean"), "model.safetensors")
+
+
+def run(*arguments, stdin=ROWS):
+    return CliRunner().invoke(app, [*map(str, arguments)], input=stdin)
+
+
+def encode(*options, stdin=ROWS):
+    options = ["--set", "u", "--out", "out.parquet", *options]
+    return run("encode", "model.safetensors", "-", *options, stdin=stdin)
+
+
+def test_encode_and_update():
+    assert encode("--format", "jsonl", "--states", "s.arrow").exit_code == 0
+    found = pq.read_table("out.parquet")
+    assert found["set"].to_pylist() == ["a", "b"]
+    assert found["encoding"].to_pylist() == [[2.0], [2.5]]
+    for _ in range(2):  # the same rows, but another stream
+        done = run("update", "s.arrow", "-", "--set", "u", "--format", "csv", stdin=b"u,x\nc,7\n")
+        assert done.exit_code == 0
+    setfold.readout_states("s.arrow", "all.parquet")
+    assert pq.read_table("all.parquet")["count"].to_pylist() == [1, 2, 2]
+    assert sorted(os.listdir()) == ["all.parquet", "model.safetensors", "out.parquet", "s.arrow"]
+
+
+def test_formats_that_are_not_text():
+    sink = io.BytesIO()
+    pq.write_table(pa.table({"u": ["a"], "x": [3.0]}), sink)
+    assert encode("--format", "parquet", stdin=sink.getvalue()).exit_code == 0
+    assert pq.read_table("out.parquet")["encoding"].to_pylist() == [[3.0]]
+
+
+def test_dry_run():
+    assert "set type" in encode("--format", "jsonl", "--dry-run").stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["-"], "expected the format of standard input .* got none"),
+        (["-", "--format", "xls"], "got 'xls'. Pass one of parquet, "),
+        (["-", "--format", "zarr"], "got 'zarr'"),
+        (["-", "-", "--format", "csv"], "several times"),
+        (["-", "--format", "csv", "--resume"], "cannot be read again"),
+        (["model.safetensors", "--format", "csv"], "--format is for standard input"),
+    ],
+)
+def test_errors(options, message):
+    done = run("encode", "model.safetensors", *options, "--set", "u", "--out", "o.parquet")
+    with pytest.raises(setfold.InputError, match=message):
+        raise done.exception
+
+
+def test_a_set_column_is_needed():
+    done = run("encode", "model.safetensors", "-", "--format", "csv", "--out", "o.parquet")
+    with pytest.raises(setfold.InputError, match="Pass --set"):
+        raise done.exception
