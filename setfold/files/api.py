@@ -27,6 +27,7 @@ from setfold.files.request import (
     dtype_of,
     make_columns,
     prepare_encoder,
+    read_by,
     resolve_path,
     resolve_stamps,
     select_engine,
@@ -48,6 +49,7 @@ def encode_sets(
     root: str | Path | None = None,
     states: str | Path | None = None,
     dtype: str | None = None,
+    head: bool = False,
     **options: Unpack[ReadOptions],
 ) -> Summary:
     """Encode all sets in some files and write one vector per set.
@@ -71,6 +73,8 @@ def encode_sets(
         states: An .arrow file for the states, which can be updated and merged later.
         dtype: Compute in "float32" or "float64". If None, in the dtype of the model. The model itself
             is not changed.
+        head: Whether to apply the head of the model. If False, the encodings are the readouts of
+            its encoder. With the head, a model that was trained to classify writes probabilities.
         options: Options of the run, such as memory="4GB", resume=True, overwrite=True,
             skip_errors=True or engine="ray". `setfold.files.request.ReadOptions` lists all of them.
 
@@ -92,7 +96,8 @@ def encode_sets(
     states_path = None if states is None else check_states_path(states)
 
     def prepare(without: Collection[Path]) -> Job:
-        plan = build_plan(encoder, inputs, columns, settings, without=without)
+        reader = read_by(encoder, head)
+        plan = build_plan(reader, inputs, columns, settings, without=without)
         outputs = [Output(Path(out), sink_for(Path(out)), holds_states=False)]
         if states_path is not None:
             stamps = resolve_stamps(plan.inputs)
@@ -108,6 +113,7 @@ def encode_sets(
         columns=columns.describe(),
         states=resolve_path(states),
         dtype=dtype,
+        head=head,
     )
     paths = [out] if states is None else [out, states]
     return execute(request, paths, prepare, engine, settings)
@@ -248,6 +254,7 @@ def readout_states(
     *,
     model: nn.Module | None = None,
     allow: Iterable[str] = (),
+    head: bool = False,
     **options: Unpack[RunOptions],
 ) -> Summary:
     """Compute the encodings of the sets in a state file.
@@ -258,6 +265,7 @@ def readout_states(
         model: The model that computed the states; its head may differ. If None, the model in the
             state file.
         allow: As for `update_states`.
+        head: Whether to apply the head of the model, as for `encode_sets`.
         options: Options of the run, such as memory="4GB" or resume=True.
             `setfold.files.request.RunOptions` lists all of them.
 
@@ -275,11 +283,11 @@ def readout_states(
     settings = with_defaults(options, RunOptions)
 
     def prepare(_: Collection[Path]) -> Job:
-        encoder = _load_encoder([Path(states)], model, allow)
+        encoder = read_by(_load_encoder([Path(states)], model, allow), head)
         plan = build_plan(encoder, (), ColumnSpec(None, None), settings, [Path(states)])
         return Job(plan, [Output(Path(out), sink_for(Path(out)), holds_states=False)])
 
-    request = describe_request("readout", states, out)
+    request = describe_request("readout", states, out, head=head)
     return execute(request, [out], prepare, local.steps, settings)
 
 

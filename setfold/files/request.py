@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Sequence
 from copy import deepcopy
 from functools import partial
@@ -11,9 +12,10 @@ from typing import Any, TypedDict
 import torch
 from torch import nn
 
+from setfold.core.composition import Composition
 from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.models import DTYPES
-from setfold.errors import InputError
+from setfold.errors import CancelledAttentionWarning, InputError
 from setfold.files.budget import parse_size
 from setfold.files.columns import ColumnSpec
 from setfold.files.engines import local
@@ -23,6 +25,7 @@ from setfold.files.journal import SAVE_EVERY
 from setfold.files.outputs import ArrowSink
 from setfold.files.plan import Plan, make_plan
 from setfold.files.run import Engine, Progress
+from setfold.preprocessing.targets import Classes, target_of
 
 InputNames = str | Path | Sequence[str | Path]
 ProgressCallback = Callable[[Progress], None]
@@ -145,6 +148,27 @@ def prepare_encoder(model: nn.Module) -> StreamingSetEncoder:
     raise InputError(
         f"{found}Call setfold.check to see why.", command=f"{found}Run setfold check to see why."
     )
+
+
+def read_by(encoder: StreamingSetEncoder, head: bool) -> StreamingSetEncoder:
+    """Return what reads states out: the encoder without its head, or with it.
+
+    With the head, a model that was trained to classify returns probabilities instead of logits.
+    The result shares its weights with the encoder.
+
+    Args:
+        encoder: The encoder.
+        head: Whether to apply its head.
+    """
+    if not isinstance(encoder, Composition) or encoder.head is None:
+        return encoder
+    last: nn.Module | None = None
+    if head:
+        is_classifier = isinstance(target_of(encoder.head), Classes)
+        last = nn.Sequential(encoder.head, nn.Softmax(-1)) if is_classifier else encoder.head
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CancelledAttentionWarning)
+        return Composition(encoder.encoder, encoder.features, last).eval()
 
 
 def cast_encoder(encoder: StreamingSetEncoder, dtype: str | None) -> StreamingSetEncoder:
