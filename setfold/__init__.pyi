@@ -59,6 +59,8 @@ from .folding.batches import collate as collate
 from .folding.merge import all_merge as all_merge
 from .laws.check import check as check
 from .laws.check import check_all as check_all
+from .learning.train import evaluate_sets as evaluate_sets
+from .learning.train import train_sets as train_sets
 from .preprocessing.columns import CategoryColumn as CategoryColumn
 from .preprocessing.columns import Columns as Columns
 from .preprocessing.columns import NumberColumn as NumberColumn

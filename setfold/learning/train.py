@@ -131,6 +131,24 @@ def train_sets(
         overwrite: Whether to replace an existing model.
         progress: Called after every step, with the name of the candidate.
         note: Called with a line of text when something was found out.
+
+    >>> import pyarrow as pa, pyarrow.parquet as pq, setfold, tempfile
+    >>> rows = {"user": [i % 40 for i in range(400)], "x": [i * (i % 40 % 2) for i in range(400)]}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     table = pa.table({**rows, "odd": [user % 2 == 1 for user in rows["user"]]})
+    ...     pq.write_table(table, f"{folder}/rows.parquet")
+    ...     result = setfold.train_sets(
+    ...         f"{folder}/rows.parquet",
+    ...         f"{folder}/model.safetensors",
+    ...         set="user",
+    ...         target="odd",
+    ...         encoder="statistics",
+    ...     )
+    ...     target, found, _ = setfold.evaluate_sets(
+    ...         f"{folder}/model.safetensors", f"{folder}/rows.parquet", set="user"
+    ...     )
+    >>> result.sets, target.labels
+    ((24, 8, 8), [False, True])
     """
     path = Path(out)
     _check(path, encoder, scale, times, overwrite or resume)
@@ -233,6 +251,15 @@ def evaluate_sets(
         explode: As for `train_sets`.
         memory: As for `train_sets`.
         skip_errors: As for `train_sets`.
+
+    Returns:
+        What the model predicts, the predictions, and the sets. `summarize` measures them.
+
+    >>> import setfold
+    >>> target = setfold.Classes("kind", ["a", "b"])  # the example of `train_sets` calls this
+    >>> found = Predictions(np.array([[0.9, 0.1], [0.2, 0.8]]), np.array([0, 1]))
+    >>> summarize(target, found)["accuracy"]
+    1.0
     """
     loaded = load(model)
     target, columns = target_of(loaded), columns_of(loaded)
