@@ -288,6 +288,22 @@ def check_logits(peak: Tensor, mask: Tensor | None) -> None:
         )
 
 
+def check_encoding(encoding: Tensor) -> None:
+    """Raise NonFiniteError if layers on the way to an encoding have overflowed.
+
+    The exact encoding might be representable all the same, so an infinity is not an answer.
+    """
+    if needs_plain_formula() or encoding.is_meta:
+        return
+    shown = encoding.detach()
+    if not math.isfinite(shown.sum().item()) and not bool(shown.isfinite().all()):
+        raise NonFiniteError(
+            "the elements are finite, but their encoding is not: the elements are too large, and "
+            f"layers overflow in {str(shown.dtype).removeprefix('torch.')}. Scale the elements "
+            "down, or use a wider dtype."
+        )
+
+
 def check_elements(encoder: StreamingSetEncoder, chunk: Chunk, frame: tuple[Tensor, ...]) -> None:
     """Raise NonFiniteError if an element is not finite and `check_result` might not notice.
 

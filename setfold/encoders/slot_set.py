@@ -18,6 +18,7 @@ from setfold.core.precision import caller_for
 from setfold.core.readout import FIELDS, Count, fields_of, parse_aggregates, read
 from setfold.core.state import SetState
 from setfold.core.statistic import Field, Fields, Softmax, Statistics
+from setfold.encoders.layers import LayerNorm
 from setfold.errors import CancelledAttentionWarning, InputError
 from setfold.kernels.extrema import slot_extrema
 from setfold.kernels.modes import autocasts, widened, without_autocast
@@ -141,7 +142,7 @@ class SlotSetEncoder(StreamingSetEncoder):
             )
 
     def _make_parameters(self) -> None:
-        self.norm = nn.LayerNorm(self.dim_slot)
+        self.norm = LayerNorm(self.dim_slot)
         self.to_query = nn.Linear(self.dim_slot, self.dim_out, bias=self.bias)
         self.to_key = nn.Linear(self.dim_in, self.dim_out, bias=self.bias)
         self.to_value = nn.Linear(self.dim_in, self.dim_out, bias=self.bias)
@@ -260,7 +261,8 @@ class SlotSetEncoder(StreamingSetEncoder):
         query, key = call(self.to_query, slots), _widened(self.to_key)  # (K, d_out)
         scale = self.dim_out**-0.5
         if self.similarity == "cosine":
-            unit = normalize(query, dim=-1) * (self.temperature * scale)
+            size = query.detach().abs().amax(-1, keepdim=True)  # its squares may overflow
+            unit = normalize(query / size.clamp_min(1), dim=-1) * (self.temperature * scale)
             return CosineScores(*key, unit, call(self.to_bias, slots).squeeze(-1))
         query = query * scale
         if not self.folded and slots.dim() == 2:
