@@ -295,7 +295,7 @@ def check_encoding(encoding: Tensor) -> None:
     """
     if needs_plain_formula() or encoding.is_meta:
         return
-    shown = encoding.detach()
+    shown = encoding.detach() if encoding.requires_grad else encoding
     if not math.isfinite(shown.sum().item()) and not bool(shown.isfinite().all()):
         raise NonFiniteError(
             "the elements are finite, but their encoding is not: the elements are too large, and "

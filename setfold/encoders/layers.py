@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from setfold.core.absorb import check_encoding
 from setfold.kernels.modes import transforms
-from setfold.kernels.norms import layer_norm
+from setfold.kernels.norms import fast_layer_norm, scaled_layer_norm
 
 
 class LayerNorm(nn.LayerNorm):
-    """torch's LayerNorm over the last dimension, for numbers of any size.
+    """torch's LayerNorm over the last dimension, for finite numbers of any size.
 
-    >>> import torch
+    Raises:
+        NonFiniteError: the input is not finite, because an earlier layer overflowed.
+
     >>> LayerNorm(2)(torch.tensor([1e30, -1e30])).detach()
     tensor([ 1., -1.])
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        return layer_norm(input, self.weight, self.bias, self.eps)
+        if input.dtype != self.weight.dtype:  # autocast may have narrowed it
+            input = input.to(torch.promote_types(input.dtype, self.weight.dtype))
+        found = fast_layer_norm(input, self.weight, self.bias, self.eps)
+        if found is None:
+            check_encoding(input)
+            found = scaled_layer_norm(input, self.weight, self.bias, self.eps)
+        return found
 
 
 class GRUCell(nn.GRUCell):
     """torch's GRUCell, for transforms of torch.func, too; torch's own has no rule for vmap.
 
-    >>> import torch
     >>> cell, inputs = GRUCell(3, 4), torch.randn(2, 5, 3)
     >>> torch.vmap(cell)(inputs, torch.zeros(2, 5, 4)).shape
     torch.Size([2, 5, 4])

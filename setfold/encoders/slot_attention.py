@@ -71,7 +71,7 @@ class SlotAttention(MultiPassSetEncoder):
             dim_in, num_slots, dim, dim, aggregate=["mean", "mass"], attention="softmax"
         )
         self.gru = GRUCell(dim, dim)
-        self.norm_hidden = LayerNorm(dim)
+        self.norm_hidden = nn.LayerNorm(dim)
         self.mlp = nn.Sequential(nn.Linear(dim, dim_hidden), nn.ReLU(), nn.Linear(dim_hidden, dim))
 
     @property

@@ -18,7 +18,6 @@ from setfold.core.precision import caller_for
 from setfold.core.readout import FIELDS, Count, fields_of, parse_aggregates, read
 from setfold.core.state import SetState
 from setfold.core.statistic import Field, Fields, Softmax, Statistics
-from setfold.encoders.layers import LayerNorm
 from setfold.errors import CancelledAttentionWarning, InputError
 from setfold.kernels.extrema import slot_extrema
 from setfold.kernels.modes import autocasts, widened, without_autocast
@@ -142,7 +141,7 @@ class SlotSetEncoder(StreamingSetEncoder):
             )
 
     def _make_parameters(self) -> None:
-        self.norm = LayerNorm(self.dim_slot)
+        self.norm = nn.LayerNorm(self.dim_slot)
         self.to_query = nn.Linear(self.dim_slot, self.dim_out, bias=self.bias)
         self.to_key = nn.Linear(self.dim_in, self.dim_out, bias=self.bias)
         self.to_value = nn.Linear(self.dim_in, self.dim_out, bias=self.bias)

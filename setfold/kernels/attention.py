@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -42,10 +43,9 @@ def attend(
 
 
 def _fit(query: Tensor, key: Tensor) -> bool:
-    """Whether no logit can overflow, by the lengths of all queries and keys together."""
-    flat = [widened(tensor.detach()).flatten() for tensor in (query, key)]
-    squares = [torch.dot(numbers, numbers).item() for numbers in flat]
-    return squares[0] ** 0.5 * squares[1] ** 0.5 < torch.finfo(flat[0].dtype).max
+    """Whether no logit can overflow: q . k is at most the larger of |q|^2 and |k|^2."""
+    first, second = (widened(tensor.detach()).flatten() for tensor in (query, key))
+    return math.isfinite((torch.dot(first, first) + torch.dot(second, second)).item())
 
 
 def _differentiable() -> AbstractContextManager[object]:
