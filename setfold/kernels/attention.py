@@ -7,11 +7,16 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from setfold.kernels.modes import accumulator_dtype, needs_plain_formula, widened, without_autocast
+from setfold.kernels.modes import (
+    accumulator_dtype,
+    needs_plain_formula,
+    transforms,
+    without_autocast,
+    working_dtype,
+)
 
 
 def attend(
@@ -36,20 +41,23 @@ def attend(
     wide = not (needs_plain_formula() or query.is_meta or _fit(query, key))
     if wide:
         query, key, value = (t.to(accumulator_dtype(device)) for t in (query, key, value))
-    heads = (t.unflatten(-1, (num_heads, -1)).transpose(1, 2) for t in (query, key, value))
-    with _differentiable(), without_autocast(device) if wide else nullcontext():
-        found = scaled_dot_product_attention(*heads, attn_mask=shown)  # (B, H, m, e / H)
+    query, key, value = (
+        tensor.unflatten(-1, (num_heads, -1)).transpose(1, 2) for tensor in (query, key, value)
+    )
+    with _transformable(), without_autocast(device) if wide else nullcontext():
+        found = scaled_dot_product_attention(query, key, value, attn_mask=shown)
     return found.transpose(1, 2).flatten(2).to(dtype)
 
 
 def _fit(query: Tensor, key: Tensor) -> bool:
-    """Whether no logit can overflow: q . k is at most the larger of |q|^2 and |k|^2."""
-    first, second = (widened(tensor.detach()).flatten() for tensor in (query, key))
-    return math.isfinite((torch.dot(first, first) + torch.dot(second, second)).item())
+    """Whether no logit can overflow: it is at most the product of the lengths."""
+    dtype = working_dtype(query.dtype)
+    lengths = [torch.linalg.vector_norm(t.detach(), dtype=dtype) for t in (query, key)]
+    return math.isfinite((lengths[0] * lengths[1]).item())
 
 
-def _differentiable() -> AbstractContextManager[object]:
-    """A context in which torch's attention can be differentiated forward; its kernels cannot."""
-    if torch.compiler.is_compiling() or forward_ad._current_level < 0:
+def _transformable() -> AbstractContextManager[object]:
+    """A context with attention that has rules for forward-mode AD and vmap; torch's kernels have none."""
+    if torch.compiler.is_compiling() or not transforms():
         return nullcontext()
     return sdpa_kernel(SDPBackend.MATH)
