@@ -171,7 +171,8 @@ def _set_by_set(
     """What a chunk adds to each set, where each set has slots of its own."""
     for number in range(state.batch_size):
         alone, (elements, mask) = state[number], chunk.one_set(number)
-        if elements.numel():
+        hidden = mask is not None and not needs_plain_formula() and not bool(mask.any())
+        if elements.numel() and not hidden:
             prepared = encoder.prepare(alone.frame)
             found = absorb_dense(
                 encoder, state.fields, elements, mask, alone.context, prepared, split=split

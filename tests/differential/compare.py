@@ -46,7 +46,7 @@ def check(number: int) -> str:
         arithmetic = Arithmetic(configuration.dtype)
         expected = _expected(configuration, arithmetic, own, elements, gone)
         numbers = found[number].double().numpy()
-        _compare(numbers, expected, arithmetic, f"set {number}\n{configuration}")
+        compare_numbers(numbers, expected, arithmetic, f"set {number}\n{configuration}")
         if not np.isfinite(numbers).all():
             outcome = OVERFLOWED if arithmetic.overflows_in_module else INFINITE
     return outcome
@@ -64,7 +64,10 @@ def _expected(
     return Formulas(arithmetic).encode(configuration.encoder, own, rows, removed)
 
 
-def _compare(found: np.ndarray, expected: Bounded, arithmetic: Arithmetic, where: str) -> None:
+def compare_numbers(
+    found: np.ndarray, expected: Bounded, arithmetic: Arithmetic, where: str
+) -> None:
+    """Raise AssertionError if a number is neither right nor rightly infinite."""
     assert found.shape == expected.value.shape, (
         f"shape {found.shape} instead of {expected.value.shape}, {where}"
     )
