@@ -59,6 +59,10 @@ class WholeSetEncoder(SetEncoder):
             mask: (B, n), True where an element is present.
             index: (N,), the set of each row, in any order; needs batch_size.
             batch_size: the number of sets; needed for a ragged batch only.
+
+        Raises:
+            InputError: shapes, dtypes, devices or the index do not fit.
+            NonFiniteError: an element is NaN or infinite, or the encoding overflows.
         """
         like = first_tensor((self,))
         chunk, sets = validate_whole_sets(elements, mask, index, batch_size, self.dim_in, like)
