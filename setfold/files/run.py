@@ -161,6 +161,8 @@ class Run:
         ends = list(accumulate(shard.bytes for shard in shards))
         for step in self.engine(self.plan.task, shards, journal.shard, journal.rows):
             for table in step.tables:
+                for output in self.outputs:
+                    output.sink.check_ids(table.sets)
                 self.store.add(table)
             self.work.log_skipped(step.skipped)
             shard = shards[step.shard]
