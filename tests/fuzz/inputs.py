@@ -106,17 +106,13 @@ class ZarrStore(InputFile):
         match random.randrange(6):
             case 0:
                 path.unlink()
-            case 1 | 2 if path.suffix == ".json":
+            case 1 | 2 if path.name.startswith((".z", "zarr.json")):
                 path.write_text(text_of(changed(json.loads(path.read_text()), random)))
             case _:
                 path.write_bytes(mutated(path.read_bytes(), random))
 
 
-def _kind(
-    name: str,
-    *forms: str | Format,
-    inside: Mutation | None = None,
-) -> type[InputFile]:
+def _kind(name: str, *forms: str | Format, inside: Mutation | None = None) -> type[InputFile]:
     found = tuple(FORMATS[form] if isinstance(form, str) else form for form in forms)
     more = {"inside": inside and staticmethod(inside)}
     return type(f"{name} files", (InputFile,), {"name": name, "forms": found, **more})

@@ -26,7 +26,7 @@ from setfold.files.budget import Budget
 from setfold.files.sealed import is_sealed
 from setfold.files.tables import frames, spill
 from setfold.files.tables.store import Store
-from tests.fuzz.documents import changed
+from tests.fuzz.documents import changed, text_of
 from tests.fuzz.kind import ANYTHING, Kind, NotAllowedError
 from tests.fuzz.mutations import mutated
 from tests.fuzz.tables import sealed_again
@@ -119,7 +119,8 @@ class WorkFolders(Kind):
         self.kept = self._others()
         files = sorted(path for path in self.work.rglob("*") if path.is_file())
         if random.randrange(2):
-            self._change(random.choice([self.work / "journal", *files]), random)
+            path = self.work / "journal" if random.randrange(2) else random.choice(files)
+            self._change(path, random)
             return ANYTHING
         path = random.choice([self.work / "journal", *files])
         if random.randrange(10) == 0:
@@ -133,7 +134,7 @@ class WorkFolders(Kind):
         if path.name == "journal":
             saved = json.loads(path.read_text())["journal"]
             saved = changed(saved, random, (*WORDS, str(self.canary), str(self.out)))
-            path.write_text(json.dumps(journal._to_save(saved)))
+            path.write_text(text_of(journal._to_save(saved)))
         elif path.name.startswith("output") and is_sealed(path):
             path.write_bytes(sealed_again(path, random))
         elif path.name.startswith("snapshot") or path.suffix in (".run", ".tables"):
