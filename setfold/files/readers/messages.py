@@ -90,8 +90,15 @@ def is_compressed(message: pa.Message) -> bool:
 
 
 def num_rows(message: pa.Message) -> int:
-    """Return the number of rows of a record batch."""
-    return _record_batch(message).number(0)
+    """Return the number of rows of a record batch.
+
+    Raises:
+        ValueError: It is negative.
+    """
+    rows = _record_batch(message).number(0)
+    if rows < 0:
+        raise ValueError(f"a record batch has {rows} rows")
+    return rows
 
 
 def declared_sizes(message: pa.Message) -> list[int]:

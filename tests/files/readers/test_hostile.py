@@ -209,6 +209,16 @@ def test_what_a_buffer_declares_must_fit_in_memory(tmp_path: Path, suffix: str) 
         setfold.encode_sets(encoder(), path, tmp_path / "new.npz", memory="500MB")
 
 
+def test_a_record_batch_has_at_least_no_rows(tmp_path: Path) -> None:
+    path, table = tmp_path / "a.arrow", pa.table({"elements": np.ones(7777)})
+    with pa.ipc.new_file(path, table.schema) as file:
+        file.write_table(table)
+    rows = struct.pack("<q", 7777)
+    path.write_bytes(path.read_bytes().replace(rows, struct.pack("<q", -7)))
+    with pytest.raises(FileError, match="a record batch has -7 rows"):
+        open_reader(path)
+
+
 # ---- PyTorch ---------------------------------------------------------------------------------
 
 
