@@ -22,7 +22,7 @@ import zarr
 
 import setfold
 from setfold.errors import FileError
-from setfold.files.readers import meshes, open_reader
+from setfold.files.readers import meshes, open_reader, root
 from tests.files.files import encoder
 from tests.files.readers.written import FORMATS
 
@@ -358,3 +358,12 @@ def test_branches_in_other_files_are_not_read(tmp_path: Path, monkeypatch) -> No
         read(path, name)
     with open_reader(path) as reader, pytest.raises(FileError, match="which is not opened"):
         list(reader.read([name], rows=4))
+
+
+def test_a_basket_has_a_limited_size(tmp_path: Path, monkeypatch) -> None:
+    path = tmp_path / "a.root"
+    FORMATS["root"].write(path, 10)
+    with open_reader(path) as reader:
+        monkeypatch.setattr(root, "MAX_BASKET", 8)
+        with pytest.raises(FileError, match="a basket has 40 bytes; at most 8"):
+            list(reader.read(["x"], rows=4))
