@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from demo import processes
-from demo.completion import Completion, slot_model, train, transformer_model
+from demo.completion import Completion, grid_model, train, transformer_model
 from demo.sheet import Sheet
 from demo.streaming import (
     PIXELS_SEEN,
@@ -24,22 +24,23 @@ from demo.streaming import (
 )
 
 LIMIT = 1e-6  # largest relative difference of a fold to the whole set, in float64
-SLOTS = "Slot Set Encoder, streamed"
+SLOTS = "slots on a grid, streamed"
 WHOLE = "Set Transformer, whole set"
 FOLDED = "Set Transformer, 2 passes"
 WRONG = "WRONG: chunk and average"
 JOBS: dict[str, tuple[Callable[[], Completion], dict[str, Encodings]]] = {
-    "Slot Set Encoder": (slot_model, {SLOTS: streamed}),
+    "slots on a grid": (grid_model, {SLOTS: streamed}),
     "Set Transformer": (transformer_model, {WHOLE: whole, FOLDED: folded, WRONG: averaged}),
 }
 NOTES = {
-    "28, 112, 784 pixels": "mean squared error per pixel of the completed digits after this many "
+    "28, 112, 392, 784 pixels": "mean squared error per pixel of the completed digits after this many "
     "of their 784 pixels, over {digits} held-out digits. Brightness is from -1 (black) to 1 "
     "(white); 0 is a perfect completion.",
     "NLL": "negative log-likelihood per pixel after all pixels; lower is better.",
     "difference": "largest difference between this encoding and the encoding of the whole set by "
     "the same model, relative to its largest number (float64). Rounding gives about 1e-15.",
-    SLOTS: "absorbs each chunk of 28 pixels into a state of fixed size and discards it.",
+    SLOTS: "PlacedSlotEncoder absorbs each chunk of 28 pixels into a state of 392 numbers and "
+    "discards it.",
     WHOLE: "keeps all pixels in memory and encodes them at once.",
     FOLDED: "setfold.fold reads the chunks twice, one at a time.",
     WRONG: "the Set Transformer encodes each chunk as if it were the whole digit, and the "
@@ -64,7 +65,7 @@ class Arrived(NamedTuple):
 
     def sheet(self) -> Sheet:
         """Make the table of all methods."""
-        shown = [PIXELS_SEEN.index(pixels) for pixels in (28, 112, 784)]
+        shown = [PIXELS_SEEN.index(pixels) for pixels in (28, 112, 392, 784)]
         pixels = [f"{PIXELS_SEEN[number]} pixels" for number in shown]
         headings = ["method", *pixels, "NLL", "difference"]
         rows = [

@@ -1,0 +1,229 @@
+"""Where slots lie: points, grids, and what belongs to them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from setfold.core.inputs import check_sizes
+from setfold.core.passes import Layer
+from setfold.encoders.deep_sets import Pool
+from setfold.errors import InputError
+
+
+class Box(NamedTuple):
+    """The units in which places are located, and the bounds in these units; (p,) each."""
+
+    origin: Tensor
+    spacing: Tensor
+    lower: Tensor
+    upper: Tensor
+
+
+class Places(nn.Module):
+    """Points at which slots lie, anywhere.
+
+    Args:
+        points: (K, p), a tensor or nested lists.
+        learned: whether training moves the points.
+
+    Attributes:
+        dim: the number p of coordinates.
+        num_slots: the number K of points.
+        shape: the shape of the grid; None for points that lie anywhere.
+
+    >>> Places([[0.0, 0.0], [1.0, 1.0]]).num_slots
+    2
+    """
+
+    shape: tuple[int, ...] | None = None
+
+    def __init__(self, points: Tensor | Sequence[Sequence[float]], learned: bool = False) -> None:
+        super().__init__()
+        found = torch.as_tensor(points, dtype=torch.float64).detach().cpu()
+        if found.dim() != 2 or not found.numel() or not bool(found.isfinite().all()):
+            raise InputError(
+                f"points must be finite numbers (K, p), at least one; got {tuple(found.shape)}."
+            )
+        self.points = found.tolist()
+        self.learned = learned
+        self.num_slots, self.dim = found.shape
+        start = found.to(torch.get_default_dtype())
+        self.coordinates = nn.Parameter(start) if learned else None
+
+    @property
+    def is_regular(self) -> bool:
+        """Whether the points are exactly those of a grid."""
+        return False
+
+    def box(self, like: Tensor) -> Box:
+        """The units and the bounds, with the dtype and device of a tensor."""
+        points = torch.tensor(self.points, dtype=torch.float64)
+        origin = points.new_zeros(self.dim)
+        return _box(like, origin, origin + 1, points.amin(0), points.amax(0))
+
+    def locate(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """The points (K, p) in the units, and how far they are from those of a grid."""
+        if self.coordinates is None:
+            points = torch.tensor(self.points, dtype=like.dtype, device=like.device)
+        else:
+            points = self.coordinates
+        return points, points.new_zeros(())
+
+    def extra_repr(self) -> str:
+        return f"num_slots={self.num_slots}, dim={self.dim}, learned={self.learned}"
+
+
+class Grid(Places):
+    """The centres of the cells of a regular grid over a box, in any number of dimensions.
+
+    Args:
+        low: the lower corner of the box; a number for one dimension.
+        high: the upper corner.
+        shape: the number of cells along each axis.
+        learned: whether training moves the points away from the centres.
+
+    >>> Grid(low=(0, 0), high=(1, 2), shape=(2, 2)).centres()
+    tensor([[0.2500, 0.5000],
+            [0.2500, 1.5000],
+            [0.7500, 0.5000],
+            [0.7500, 1.5000]])
+    """
+
+    shape: tuple[int, ...]
+
+    def __init__(
+        self,
+        low: float | Sequence[float],
+        high: float | Sequence[float],
+        shape: int | Sequence[int],
+        learned: bool = False,
+    ) -> None:
+        nn.Module.__init__(self)
+        self.low, self.high = _corner(low), _corner(high)
+        self.shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        check_sizes(**{f"shape[{axis}]": size for axis, size in enumerate(self.shape)})
+        self.dim = len(self.shape)
+        if not len(self.low) == len(self.high) == self.dim or self.dim == 0:
+            raise InputError(
+                "low, high and shape must have one number for each axis; got "
+                f"{len(self.low)}, {len(self.high)} and {self.dim} numbers."
+            )
+        if not all(a < b for a, b in zip(self.low, self.high, strict=True)):
+            raise InputError(f"low must be below high on each axis; got {self.low}, {self.high}.")
+        self.learned = learned
+        self.num_slots = math.prod(self.shape)
+        self.shift = nn.Parameter(torch.zeros(self.num_slots, self.dim)) if learned else None
+
+    @property
+    def is_regular(self) -> bool:
+        return self.shift is None
+
+    def box(self, like: Tensor) -> Box:
+        low, high = torch.tensor([self.low, self.high], dtype=torch.float64)
+        sizes = torch.tensor(self.shape, dtype=torch.float64)
+        spacing = (high - low) / sizes
+        return _box(like, low + spacing / 2, spacing, -0.5 + 0 * sizes, sizes - 0.5)
+
+    def locate(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        axes = [torch.arange(size, dtype=like.dtype, device=like.device) for size in self.shape]
+        points = torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).view(-1, self.dim)
+        if self.shift is None:
+            return points, points.new_zeros(())
+        return points + self.shift, self.shift.detach().abs().amax()
+
+    def centres(self) -> Tensor:
+        """The points (K, p) in the coordinates of the elements."""
+        like = torch.empty(0) if self.shift is None else self.shift
+        box = self.box(like)
+        return box.origin + box.spacing * self.locate(like)[0]
+
+    def extra_repr(self) -> str:
+        return f"low={self.low}, high={self.high}, shape={self.shape}, learned={self.learned}"
+
+
+def _box(like: Tensor, *values: Tensor) -> Box:
+    return Box(*(value.to(like.device, like.dtype) for value in values))
+
+
+def _corner(given: float | Sequence[float]) -> tuple[float, ...]:
+    return (float(given),) if isinstance(given, int | float) else tuple(float(x) for x in given)
+
+
+class SlotGrid(nn.Module):
+    """Arrange slots as a grid for convolutions: (B, K, c) -> (B, c, *shape).
+
+    Args:
+        shape: the shape of the grid, with K cells.
+
+    >>> SlotGrid((4, 5))(torch.randn(2, 20, 3)).shape
+    torch.Size([2, 3, 4, 5])
+    """
+
+    def __init__(self, shape: Sequence[int]) -> None:
+        super().__init__()
+        self.shape = tuple(shape)
+
+    def forward(self, encoding: Tensor) -> Tensor:
+        return encoding.transpose(1, 2).unflatten(2, self.shape)
+
+    def extra_repr(self) -> str:
+        return f"shape={self.shape}"
+
+
+class UnitBox(Layer):
+    """Moves and scales the positions of each set into the box from -1 to 1.
+
+        y_i = (x_i - middle) / half the longest side of the set's bounding box
+
+    All axes have the same scale, so shapes are kept. Other columns are left as they are. It needs
+    the bounding box, so in a `LayeredSetEncoder` it takes one more pass over the set.
+
+    Args:
+        dim_in: width d of the elements.
+        position: the columns that are the position; None for all.
+
+    >>> box = UnitBox(3, position=(0, 1))
+    >>> box(torch.tensor([[[10.0, 0.0, 5.0], [30.0, 10.0, 6.0]]]))
+    tensor([[[-1.0000, -0.5000,  5.0000],
+             [ 1.0000,  0.5000,  6.0000]]])
+    """
+
+    def __init__(self, dim_in: int, position: Sequence[int] | None = None) -> None:
+        check_sizes(dim_in=dim_in)
+        columns = position_columns(position, dim_in if position is None else len(position), dim_in)
+        super().__init__(Pool(dim_in, ["max", "min"]), _IntoBox(columns))
+        self.dim_in = self.dim_out = dim_in
+        self.position = columns
+
+
+class _IntoBox(nn.Module):
+    """Moves and scales elements, given the largest and smallest coordinates of their set."""
+
+    def __init__(self, position: list[int]) -> None:
+        super().__init__()
+        self.position = position
+
+    def forward(self, elements: Tensor, bounds: Tensor) -> Tensor:
+        high, low = (part[:, None, self.position] for part in bounds.chunk(2, -1))
+        half = (high - low).amax(-1, keepdim=True) / 2
+        scaled = (elements[..., self.position] - (high + low) / 2) / torch.where(half > 0, half, 1)
+        moved = elements.clone()
+        moved[..., self.position] = scaled
+        return moved
+
+
+def position_columns(position: Sequence[int] | None, dim: int, dim_in: int) -> list[int]:
+    """The columns that are the position of an element, validated."""
+    columns = list(range(dim)) if position is None else list(position)
+    valid = all(isinstance(c, int) and 0 <= c < dim_in for c in columns)
+    if len(columns) != dim or not valid or len(set(columns)) < dim:
+        raise InputError(
+            f"position must be {dim} different columns in 0..{dim_in - 1}, one for each coordinate "
+            f"of the places; got {columns}."
+        )
+    return columns
