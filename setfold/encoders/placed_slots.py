@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from setfold.core.arguments import check_choice, check_sizes
 from setfold.core.encoder import StreamingSetEncoder
-from setfold.core.inputs import check_choice, check_sizes
 from setfold.core.readout import Count, mean_of, weighted_mean_of
 from setfold.core.state import SetState
 from setfold.core.statistic import CentralMoments, Field, Fields, Max, Min, Statistics, Sum

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from setfold.core.inputs import check_sizes
+from setfold.core.arguments import check_sizes
 from setfold.core.passes import Layer
 from setfold.encoders.deep_sets import Pool
 from setfold.errors import InputError
