@@ -366,7 +366,9 @@ def placed_slots(encoder: setfold.PlacedSlotEncoder, elements):
             squared = sum(o * o for o in offset)
             raw[j] = math.exp(-squared / 2) if squared <= encoder.reach**2 else 0.0
             parts = {
-                "features": [element[column] for column in encoder.others],
+                "features": [
+                    x for column, x in enumerate(element) if column not in encoder.position
+                ],
                 "offsets": offset,
                 "squares": [o * o - 1 for o in offset],
             }

@@ -9,7 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from setfold.core.arguments import check_choice, check_sizes
+from setfold.core.arguments import (
+    check_choice,
+    check_flags,
+    check_positive,
+    check_sizes,
+    numbers_of,
+    words_of,
+)
 from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.readout import Count, mean_of, weighted_mean_of
 from setfold.core.state import SetState
@@ -93,6 +100,10 @@ class PlacedSlotEncoder(StreamingSetEncoder):
         check_sizes(dim_in=dim_in)
         check_choice(ATTENTIONS, attention=attention)
         check_choice(OUTSIDE, outside=outside)
+        check_flags(learn_width=learn_width)
+        check_positive(reach=reach)
+        if reach > MAX_REACH:
+            raise InputError(f"reach must be at most {MAX_REACH:g}; got {reach!r}.")
         if not isinstance(places, Places):
             raise InputError(
                 f"places must be a Grid or Places; got {type(places).__name__}. For points in a "
@@ -100,30 +111,35 @@ class PlacedSlotEncoder(StreamingSetEncoder):
             )
         self.dim_in = dim_in
         self.places = places
-        self.position = position_columns(position, places.dim, dim_in)
-        self.others = [column for column in range(dim_in) if column not in self.position]
-        self.values = _listed(values, VALUES, "values", ["features" if self.others else "offsets"])
-        if "features" in self.values and not self.others:
+        columns = [*range(places.dim)] if position is None else position
+        self.position = position_columns(columns, places.dim, dim_in)
+        only_positions = dim_in == places.dim
+        if values is None:
+            values = "offsets" if only_positions else "features"
+        self.values = words_of(VALUES, "values", values)
+        if "features" in self.values and only_positions:
             raise InputError(
                 f"all {dim_in} columns are the position, so there are no features. Choose "
                 'values="offsets", or pass elements with more columns.'
             )
-        names = _listed(aggregate, AGGREGATES, "aggregate", [])
-        self.aggregate = aggregate if isinstance(aggregate, str) else names
-        self.aggregates = tuple(names)
+        self.aggregates = tuple(words_of(AGGREGATES, "aggregate", aggregate))
+        self.aggregate = aggregate if isinstance(aggregate, str) else [*aggregate]
         self.attention = attention
         self.outside = outside
         self.learn_width = learn_width
-        self.reach = _number("reach", reach, MAX_REACH)
-        self.width = width if isinstance(width, int | float) else [float(s) for s in width]
-        widths = [self.width] if isinstance(self.width, int | float) else self.width
-        if len(widths) not in (1, places.num_slots):
+        self.reach = float(reach)
+        widths = numbers_of("width", width)
+        alone = isinstance(width, int | float)
+        if not alone and len(widths) != places.num_slots:
             raise InputError(
                 f"width must be one number or {places.num_slots}, one for each slot; got "
                 f"{len(widths)}."
             )
-        logs = torch.tensor([math.log(_number("width", s, math.inf)) for s in widths])
-        self.log_width = nn.Parameter(logs) if learn_width else None
+        for each in widths:
+            check_positive(width=each)
+        self.width = widths[0] if alone else [*widths]
+        logs = torch.tensor([math.log(each) for each in widths]) if learn_width else None
+        self.log_width = None if logs is None else nn.Parameter(logs)
         # There may be no parameters, so an empty buffer keeps the device and dtype.
         self.register_buffer("like", torch.empty(0), persistent=False)
         linear = all(name in ("sum", "mean", *OF_WEIGHTS) for name in self.aggregates)
@@ -136,8 +152,8 @@ class PlacedSlotEncoder(StreamingSetEncoder):
     @property
     def dim_value(self) -> int:
         """The number of values that are weighted."""
-        sizes = {"features": len(self.others), "offsets": self.places.dim}
-        return sum(sizes.get(name, self.places.dim) for name in self.values)
+        dim = self.places.dim
+        return sum(self.dim_in - dim if name == "features" else dim for name in self.values)
 
     @property
     def dim_readout(self) -> int:
@@ -200,7 +216,14 @@ class PlacedSlotEncoder(StreamingSetEncoder):
         if self.outside == "drop":
             mask = ~outside if mask is None else mask & ~outside
         positions = torch.minimum(torch.maximum(positions, layout.lower), layout.upper)
-        return positions, elements[..., self.others], mask, outside
+        return positions, self._features(elements), mask, outside
+
+    def _features(self, elements: Tensor) -> Tensor:
+        """The columns other than the position."""
+        dim = self.places.dim
+        if self.position == [*range(dim)]:
+            return elements[..., dim:]
+        return elements[..., [c for c in range(self.dim_in) if c not in self.position]]
 
     def absorb(self, elements: Tensor, mask: Tensor | None, prepared: Layout) -> Statistics:
         with without_autocast(elements.device):
@@ -285,22 +308,3 @@ def _read(name: str, sums: Tensor, mass: Tensor, moments: Any, count: Count) -> 
     if name == "mass":
         return mean_of(mass.unsqueeze(-1), count)
     return weighted_mean_of(moments[2], mass)
-
-
-def _listed(
-    given: str | Sequence[str] | None, allowed: Sequence[str], name: str, default: list[str]
-) -> list[str]:
-    found = default if given is None else [given] if isinstance(given, str) else list(given)
-    if not found or len(set(found)) < len(found) or any(word not in allowed for word in found):
-        raise InputError(
-            f"{name} must be one of {', '.join(allowed)}, or a list of different ones; got "
-            f"{given!r}."
-        )
-    return found
-
-
-def _number(name: str, value: float, most: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:
-        bound = "" if math.isinf(most) else f", at most {most:g}"
-        raise InputError(f"{name} must be a positive number{bound}; got {value!r}.")
-    return float(value)

@@ -9,10 +9,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from setfold.core.arguments import check_sizes
+from setfold.core.arguments import check_flags, check_kind, check_sizes, numbers_of
 from setfold.core.passes import Layer
 from setfold.encoders.deep_sets import Pool
 from setfold.errors import InputError
+
+# Spacings of a grid that are normal numbers in float32, with some room for coordinates.
+MIN_SPACING, MAX_SPACING = 1e-30, 1e30
 
 
 class Box(NamedTuple):
@@ -44,16 +47,12 @@ class Places(nn.Module):
 
     def __init__(self, points: Tensor | Sequence[Sequence[float]], learned: bool = False) -> None:
         super().__init__()
-        found = torch.as_tensor(points, dtype=torch.float64).detach().cpu()
-        if found.dim() != 2 or not found.numel() or not bool(found.isfinite().all()):
-            raise InputError(
-                f"points must be finite numbers (K, p), at least one; got {tuple(found.shape)}."
-            )
-        self.points = found.tolist()
+        check_flags(learned=learned)
+        self.points = _points(points)
         self.learned = learned
-        self.num_slots, self.dim = found.shape
-        start = found.to(torch.get_default_dtype())
-        self.coordinates = nn.Parameter(start) if learned else None
+        self.num_slots, self.dim = len(self.points), len(self.points[0])
+        start = torch.tensor(self.points, dtype=torch.get_default_dtype()) if learned else None
+        self.coordinates = None if start is None else nn.Parameter(start)
 
     @property
     def is_regular(self) -> bool:
@@ -104,17 +103,21 @@ class Grid(Places):
         learned: bool = False,
     ) -> None:
         nn.Module.__init__(self)
-        self.low, self.high = _corner(low), _corner(high)
-        self.shape = (shape,) if isinstance(shape, int) else tuple(shape)
-        check_sizes(**{f"shape[{axis}]": size for axis, size in enumerate(self.shape)})
+        check_flags(learned=learned)
+        self.low, self.high = numbers_of("low", low), numbers_of("high", high)
+        self.shape = _shape([shape] if isinstance(shape, int) else shape)
         self.dim = len(self.shape)
-        if not len(self.low) == len(self.high) == self.dim or self.dim == 0:
+        if not len(self.low) == len(self.high) == self.dim:
             raise InputError(
                 "low, high and shape must have one number for each axis; got "
                 f"{len(self.low)}, {len(self.high)} and {self.dim} numbers."
             )
-        if not all(a < b for a, b in zip(self.low, self.high, strict=True)):
-            raise InputError(f"low must be below high on each axis; got {self.low}, {self.high}.")
+        for low, high, size in zip(self.low, self.high, self.shape, strict=True):
+            if not MIN_SPACING <= (high - low) / size <= MAX_SPACING:
+                raise InputError(
+                    "low must be below high on each axis, by numbers that float32 can hold; got "
+                    f"{self.low} and {self.high}."
+                )
         self.learned = learned
         self.num_slots = math.prod(self.shape)
         self.shift = nn.Parameter(torch.zeros(self.num_slots, self.dim)) if learned else None
@@ -150,8 +153,30 @@ def _box(like: Tensor, *values: Tensor) -> Box:
     return Box(*(value.to(like.device, like.dtype) for value in values))
 
 
-def _corner(given: float | Sequence[float]) -> tuple[float, ...]:
-    return (float(given),) if isinstance(given, int | float) else tuple(float(x) for x in given)
+def _points(given: Tensor | Sequence[Sequence[float]]) -> list[list[float]]:
+    """Points (K, p) as lists, validated. They are on the CPU, also where a model is only sketched."""
+    if isinstance(given, Tensor):
+        check_kind("points", given)
+        found = given.detach().to("cpu", torch.float64)
+    else:
+        try:
+            found = torch.tensor(given, dtype=torch.float64, device="cpu")
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InputError(f"points must be numbers (K, p); {error}.") from error
+    if found.dim() != 2 or not found.numel() or not bool(found.isfinite().all()):
+        raise InputError(
+            f"points must be finite numbers (K, p), at least one; got {tuple(found.shape)}."
+        )
+    return found.tolist()
+
+
+def _shape(given: Sequence[int]) -> tuple[int, ...]:
+    """The shape of a grid, validated."""
+    if isinstance(given, str) or not isinstance(given, Sequence) or not given:
+        raise InputError(f"shape must be a size for each axis; got {given!r}.")
+    check_sizes(**{f"shape[{axis}]": size for axis, size in enumerate(given)})
+    check_sizes(**{"the number of slots": math.prod(given)})
+    return tuple(given)
 
 
 class SlotGrid(nn.Module):
@@ -166,9 +191,14 @@ class SlotGrid(nn.Module):
 
     def __init__(self, shape: Sequence[int]) -> None:
         super().__init__()
-        self.shape = tuple(shape)
+        self.shape = _shape(shape)
 
     def forward(self, encoding: Tensor) -> Tensor:
+        if encoding.dim() != 3 or encoding.shape[1] != math.prod(self.shape):
+            raise InputError(
+                f"expected an encoding (B, {math.prod(self.shape)}, c) for a grid {self.shape}; got "
+                f"{tuple(encoding.shape)}."
+            )
         return encoding.transpose(1, 2).unflatten(2, self.shape)
 
     def extra_repr(self) -> str:
@@ -195,35 +225,49 @@ class UnitBox(Layer):
 
     def __init__(self, dim_in: int, position: Sequence[int] | None = None) -> None:
         check_sizes(dim_in=dim_in)
-        columns = position_columns(position, dim_in if position is None else len(position), dim_in)
-        super().__init__(Pool(dim_in, ["max", "min"]), _IntoBox(columns))
+        if position is not None:
+            position = position_columns(position, None, dim_in)
+        super().__init__(Pool(dim_in, ["max", "min"]), _IntoBox(position))
         self.dim_in = self.dim_out = dim_in
-        self.position = columns
+        self.position = position
 
 
 class _IntoBox(nn.Module):
     """Moves and scales elements, given the largest and smallest coordinates of their set."""
 
-    def __init__(self, position: list[int]) -> None:
+    def __init__(self, position: list[int] | None) -> None:
         super().__init__()
         self.position = position
 
     def forward(self, elements: Tensor, bounds: Tensor) -> Tensor:
-        high, low = (part[:, None, self.position] for part in bounds.chunk(2, -1))
-        half = (high - low).amax(-1, keepdim=True) / 2
-        scaled = (elements[..., self.position] - (high + low) / 2) / torch.where(half > 0, half, 1)
+        columns = slice(None) if self.position is None else self.position
+        high, low = (part[:, None, columns] for part in bounds.chunk(2, -1))
+        half = (high / 2 - low / 2).amax(-1, keepdim=True)
+        middle = high / 2 + low / 2  # sums of large numbers could overflow
+        scaled = (elements[..., columns] - middle) / torch.where(half > 0, half, 1)
+        if self.position is None:
+            return scaled
         moved = elements.clone()
-        moved[..., self.position] = scaled
+        moved[..., columns] = scaled
         return moved
 
 
-def position_columns(position: Sequence[int] | None, dim: int, dim_in: int) -> list[int]:
-    """The columns that are the position of an element, validated."""
-    columns = list(range(dim)) if position is None else list(position)
-    valid = all(isinstance(c, int) and 0 <= c < dim_in for c in columns)
-    if len(columns) != dim or not valid or len(set(columns)) < dim:
+def position_columns(given: Sequence[int], dim: int | None, dim_in: int) -> list[int]:
+    """The columns that are the position of an element, validated.
+
+    Args:
+        given: The columns.
+        dim: How many there must be; None for any number.
+        dim_in: The width of the elements.
+    """
+    listed = isinstance(given, Sequence) and not isinstance(given, str) and len(given) > 0
+    columns = [*given] if listed else []
+    valid = all(type(column) is int and 0 <= column < dim_in for column in columns)
+    wanted = len(columns) if dim is None else dim
+    if not listed or not valid or len(columns) != wanted or len({*columns}) < wanted:
+        number = "" if dim is None else f"{dim} "
         raise InputError(
-            f"position must be {dim} different columns in 0..{dim_in - 1}, one for each coordinate "
-            f"of the places; got {columns}."
+            f"position must be {number}different columns in 0..{dim_in - 1}, one for each "
+            f"coordinate of the places; got {given!r:.200}."
         )
     return columns
