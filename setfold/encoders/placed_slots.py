@@ -28,6 +28,7 @@ from setfold.kernels.places import (
     VALUES,
     Attention,
     Layout,
+    least_weight,
     pair_all,
     placed_extrema,
     placed_sums,
@@ -272,7 +273,11 @@ class PlacedSlotEncoder(StreamingSetEncoder):
             mass = moments[0][..., 0]
             sums = moments[0] * moments[1]
         elif "sum" in statistics:
-            sums, mass = statistics["sum"][0][..., :-1], statistics["sum"][0][..., -1]
+            # After a removal a slot without elements may keep what rounding left of them.
+            total = statistics["sum"][0]
+            least = 0.5 * least_weight(prepared, self._attention)
+            total = torch.where(total[..., -1:] < least, 0, total)
+            sums, mass = total[..., :-1], total[..., -1]
         readouts = []
         for name in self.aggregates:
             if name in ("max", "min"):

@@ -23,6 +23,7 @@ from setfold.kernels.tiles import tiles
 
 VALUES = ("features", "offsets", "squares")
 TILE_PAIRS = 1 << 17  # pairs of an element and a slot that fit in the cache with their channels
+MIN_ROWS = 16  # elements in a tile, however many slots they are paired with
 
 
 class Layout(NamedTuple):
@@ -79,7 +80,7 @@ def pair_near(positions: Tensor, layout: Layout, attention: Attention) -> Pairs:
     slots: Any = 0
     nodes = []
     for axis, size in enumerate(attention.shape):
-        window = min(_window(radius), size)
+        window = _window(radius, size)
         first = torch.ceil(positions[:, axis].detach() - radius)
         first = first.nan_to_num_(0).clamp_(0, size - window)  # NaN shows in the weights
         places = first.unsqueeze(1) + torch.arange(window, device=first.device, dtype=first.dtype)
@@ -104,9 +105,9 @@ def pair_near(positions: Tensor, layout: Layout, attention: Attention) -> Pairs:
     return Pairs(slots, _weights(offsets, attention), offsets)
 
 
-def _window(radius: float) -> int:
-    """The largest number of integers in an interval of length 2 radius."""
-    return math.floor(2 * radius) + 1
+def _window(radius: float, size: int) -> int:
+    """The largest number of the integers 0..size-1 in an interval of length 2 radius."""
+    return math.floor(2 * radius) + 1 if 2 * radius < size else size  # also if it is infinite
 
 
 def _weights(offsets: Sequence[Tensor], attention: Attention) -> Tensor:
@@ -168,14 +169,20 @@ def placed_sums(
 
 def _rows(layout: Layout, attention: Attention) -> int:
     """The number of elements in a tile."""
-    return max(16, TILE_PAIRS // _num_pairs(layout, attention))
+    return max(MIN_ROWS, TILE_PAIRS // _num_pairs(layout, attention))
 
 
 def _num_pairs(layout: Layout, attention: Attention) -> int:
     """The number M of slots that an element is paired with."""
     if attention.shape is None:
         return len(layout.points)
-    return math.prod(min(_window(layout.radius.item()), size) for size in attention.shape)
+    return math.prod(_window(layout.radius.item(), size) for size in attention.shape)
+
+
+def least_weight(layout: Layout, attention: Attention) -> float:
+    """A weight that no element within reach of a slot falls below."""
+    at_reach = math.exp(-0.5 * attention.reach**2)
+    return at_reach / len(layout.points) if attention.normalized else at_reach
 
 
 def _is_local(layout: Layout, attention: Attention) -> bool:

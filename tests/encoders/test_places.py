@@ -176,6 +176,27 @@ def encoder_output(encoder):
     return encoder(cloud(1, 5, encoder.dim_in))
 
 
+# ---- removal -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("attention", ["softmax", "kernel"])
+@pytest.mark.parametrize("shape", [(3, 3), (4, 4), (20, 20)], ids=str)
+def test_slots_from_which_all_elements_were_removed_read_as_zeros(shape, attention):
+    encoder = small(
+        grid(*shape), 3, aggregate=["weighted_mean", "density", "sum"], attention=attention
+    ).float()
+    for seed in range(20):
+        left, right = cloud(2, 300, 3, seed=seed).float().clamp(0, 1).chunk(2)
+        left[..., 0], right[..., 0] = 0.1 * left[..., 0], 0.9 + 0.1 * right[..., 0]
+        every = torch.cat([left, right], 1)[:, draw(600, seed=seed).argsort()]
+        state = encoder.remove(encoder.update(encoder.initial_state(), every), right)
+        expected = encoder(left)
+        assert_close(encoder.readout(state), expected, rtol=1e-3, atol=1e-3)
+        empty = expected[..., 1] == 0
+        assert bool(empty.any())
+        assert not encoder.readout(state)[empty].any()
+
+
 # ---- numbers -------------------------------------------------------------------------------------
 
 
