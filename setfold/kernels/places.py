@@ -187,7 +187,7 @@ def least_weight(layout: Layout, attention: Attention) -> float:
 
 def _is_local(layout: Layout, attention: Attention) -> bool:
     """Whether a window saves enough work to pay for scattered sums."""
-    return 4 * _num_pairs(layout, attention) <= len(layout.points)
+    return 2 * _num_pairs(layout, attention) < len(layout.points)
 
 
 def _plain_sums(
