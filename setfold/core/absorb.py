@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from setfold.core.inputs import Chunk
 from setfold.core.state import SetState
-from setfold.core.statistic import Fields, Statistics, check_finite, find_non_finite, join, spread
+from setfold.core.statistic import Fields, Statistics, find_non_finite, join, spread
 from setfold.errors import NonFiniteError
 from setfold.kernels.modes import needs_plain_formula
 from setfold.kernels.ragged import Group, group_by_length
@@ -254,9 +255,20 @@ def _is_valid(encoder: StreamingSetEncoder, name: str) -> bool:
 
 
 def check_result(fields: Fields, statistics: Statistics) -> None:
-    """Raise NonFiniteError if statistics are not finite."""
-    if not needs_plain_formula() and not next(iter(statistics.values()))[0].is_meta:
-        check_finite(fields, statistics)
+    """Raise NonFiniteError if statistics are not finite; infinities of empty sets are allowed."""
+    if needs_plain_formula() or next(iter(statistics.values()))[0].is_meta:
+        return
+    for name, parts in statistics.items():
+        for part, empty in zip(parts, fields[name].statistic.empty, strict=True):
+            shown = part.detach() if part.requires_grad else part
+            if not math.isfinite(empty):
+                shown = torch.where(shown == empty, 0, shown)
+            if not math.isfinite(shown.sum().item()) and not bool(shown.isfinite().all()):
+                raise NonFiniteError(
+                    f"the elements are finite, but the field {name!r} of their state is not: the "
+                    "elements are too large, or the feature network returns NaN or infinity. The "
+                    "state is unchanged."
+                )
 
 
 def check_logits(peak: Tensor, mask: Tensor | None) -> None:

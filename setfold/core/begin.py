@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from setfold.core.absorb import PRIMITIVES, shows_non_finite, takes_shortcut
-from setfold.core.arguments import (
+from setfold.core.arguments import check_sizes
+from setfold.core.inputs import (
     check_batch_size,
     check_generator,
     check_kind,
-    check_sizes,
+    owned,
     validate_slots,
 )
-from setfold.core.inputs import owned
 from setfold.core.state import SetState
 from setfold.core.statistic import Fields, is_finite, join
 from setfold.core.weights import Weights, can_be_kept, kept_for, known_weights_of, weights_of

@@ -41,7 +41,6 @@ from setfold.core.absorb import (
     absorb_whole,
     check_elements,
 )
-from setfold.core.arguments import validate_context
 from setfold.core.begin import (
     begin,
     current_weights_of,
@@ -51,7 +50,7 @@ from setfold.core.begin import (
     setup_of,
     update_small,
 )
-from setfold.core.inputs import Chunk, validate_whole_sets
+from setfold.core.inputs import Chunk, validate_context, validate_whole_sets
 from setfold.core.readout import Count, unshared
 from setfold.core.state import SetState
 from setfold.core.statistic import Fields, Statistics, clear, identity, join, remove

@@ -1,13 +1,15 @@
-"""What users pass in, validated: chunks of elements, slots, context and constructor arguments."""
+"""What users pass to an encoder, validated: chunks of elements, batch sizes, slots and context."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.masked import MaskedTensor
 
-from setfold.core.arguments import check_batch_size, check_kind
+from setfold.core.arguments import MAX_SIZE, check_sizes
 from setfold.core.readout import Count
 from setfold.core.statistic import spread
 from setfold.errors import InputError, NonFiniteError
@@ -167,6 +169,36 @@ def validate_whole_sets(
     return chunk, sets
 
 
+def check_kind(name: str, given: object) -> None:
+    """Raise InputError unless a value is a tensor of ordinary memory: dense, unnamed, unmasked."""
+    if not isinstance(given, Tensor):
+        raise InputError(f"{name} must be a tensor; got {type(given).__name__}.")
+    if torch.compiler.is_compiling():
+        return
+    if isinstance(given, MaskedTensor):
+        raise InputError(
+            f"{name} must not be a masked tensor: pass tensor.get_data(), and a mask (B, n) that is "
+            "True where an element is present."
+        )
+    if given.is_nested:
+        raise InputError(
+            f"{name} must not be a nested tensor: pass torch.cat(tensor.unbind()) with an index, "
+            "the set of each row, or pad the sets and pass a mask."
+        )
+    if given.layout != torch.strided:
+        raise InputError(
+            f"{name} must be a dense tensor; got {given.layout}. Convert it with .to_dense()."
+        )
+    if given.is_quantized:
+        raise InputError(
+            f"{name} must not be quantized; got {given.dtype}. Convert it with .dequantize()."
+        )
+    if any(getattr(given, "names", ())):  # until torch 2.12
+        raise InputError(
+            f"{name} must not have named dimensions: drop the names with .rename(None)."
+        )
+
+
 def _check_kinds(elements: object, mask: object, index: object) -> None:
     if not torch.compiler.is_compiling() and torch._C._is_tracing():
         raise InputError(
@@ -264,3 +296,92 @@ def _shape_message(elements: Tensor, sets: int | None, width: int | None) -> str
     if len(shape) >= 3 and sets is not None and shape[0] != sets:
         return f"{message} The state has {sets} sets; use encoder.initial_state({shape[0]})."
     return message
+
+
+# ---- what a state begins with ------------------------------------------------------------------
+
+
+def check_batch_size(batch_size: object) -> None:
+    """Raise InputError unless it is a number of sets; it may be symbolic in an exported program."""
+    if type(batch_size) is int and 0 <= batch_size <= MAX_SIZE:
+        return
+    if not isinstance(batch_size, torch.SymInt):
+        check_sizes(0, batch_size=batch_size)
+
+
+def check_generator(generator: object) -> None:
+    """Raise InputError unless it is a torch.Generator or None."""
+    if not isinstance(generator, torch.Generator | None):
+        raise InputError(
+            "generator must be a torch.Generator, such as torch.Generator().manual_seed(0); got "
+            f"{generator!r}."
+        )
+
+
+def validate_slots(
+    given: Tensor | Sequence[Tensor], dims: tuple[int, ...], batch_size: int, like: Tensor | None
+) -> tuple[Tensor, ...]:
+    """The slots of each level as (1, K, h) or (B, K, h), copied.
+
+    Args:
+        given: (K, h) or (B, K, h), one for each level; a single tensor for one level.
+        dims: the slot size h of each level.
+        batch_size: the number B of sets.
+        like: a weight, whose dtype and device the slots must share.
+    """
+    if not isinstance(given, Tensor | Sequence) or isinstance(given, str):
+        raise InputError(
+            f"slots must be a tensor, or a list with a tensor for each level; got {given!r}."
+        )
+    levels = (given,) if isinstance(given, Tensor) else tuple(given)
+    if len(levels) != len(dims):
+        raise InputError(f"expected slots for {len(dims)} levels; got {len(levels)}.")
+    return tuple(
+        _validate_level(slots, dim, batch_size, like)
+        for slots, dim in zip(levels, dims, strict=True)
+    )
+
+
+def _validate_level(slots: Tensor, dim: int, batch_size: int, like: Tensor | None) -> Tensor:
+    check_kind("slots", slots)
+    if like is not None and (slots.dtype, slots.device) != (like.dtype, like.device):
+        raise InputError(
+            f"slots must be {like.dtype} on {like.device}, like the encoder; got {slots.dtype} on "
+            f"{slots.device}."
+        )
+    slots = slots.unsqueeze(0) if slots.dim() == 2 else slots
+    if slots.dim() != 3 or slots.shape[0] not in (1, batch_size) or slots.shape[2] != dim:
+        raise InputError(
+            f"slots must be (K, {dim}) or ({batch_size}, K, {dim}); got {tuple(slots.shape)}."
+        )
+    if slots.shape[1] == 0:
+        raise InputError(f"slots must be at least one; got {tuple(slots.shape)}.")
+    if not (needs_plain_formula() or slots.is_meta or bool(slots.isfinite().all())):
+        raise NonFiniteError("slots must be finite; found NaN or infinity.")
+    return slots.clone()  # the state must not share memory with the caller
+
+
+def validate_context(
+    context: Tensor | Sequence[Tensor] | None, batch_size: int, wanted: bool
+) -> tuple[Tensor, ...]:
+    """The readouts of earlier passes, each (B, ...), copied; empty for None.
+
+    Args:
+        context: (B, ...), or several such tensors.
+        batch_size: the number B of sets.
+        wanted: whether the encoder has features that could use it.
+    """
+    if context is None:
+        return ()
+    if not isinstance(context, Tensor | Sequence) or isinstance(context, str):
+        raise InputError(f"context must be a tensor or several tensors; got {context!r}.")
+    parts = (context,) if isinstance(context, Tensor) else tuple(context)
+    for part in parts:
+        check_kind("context", part)
+        if part.shape[:1] != (batch_size,):
+            raise InputError(
+                f"context must be ({batch_size}, ...), one per set; got {tuple(part.shape)}."
+            )
+    if parts and not wanted:
+        raise InputError("this encoder has no features that could use a context: leave it out.")
+    return tuple(part.clone() for part in parts)

@@ -28,7 +28,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from setfold.errors import FileError, InputError, NonFiniteError, NotRemovableError
+from setfold.errors import FileError, InputError, NotRemovableError
 from setfold.kernels.modes import accumulator_dtype
 from setfold.kernels.softmax import finite
 
@@ -318,21 +318,6 @@ def clear(fields: Fields, statistics: Statistics, where: Tensor) -> Statistics:
         )
         for name, field in fields.items()
     }
-
-
-def check_finite(fields: Fields, statistics: Statistics) -> None:
-    """Raise NonFiniteError if a part is not finite; infinities of empty sets are allowed."""
-    for name, parts in statistics.items():
-        for part, empty in zip(parts, fields[name].statistic.empty, strict=True):
-            shown = part.detach() if part.requires_grad else part
-            if not math.isfinite(empty):
-                shown = torch.where(shown == empty, 0, shown)
-            if not math.isfinite(shown.sum().item()) and not bool(shown.isfinite().all()):
-                raise NonFiniteError(
-                    f"the elements are finite, but the field {name!r} of their state is not: the "
-                    "elements are too large, or the feature network returns NaN or infinity. The "
-                    "state is unchanged."
-                )
 
 
 def is_finite(statistics: Statistics) -> bool:

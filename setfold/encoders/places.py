@@ -9,7 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from setfold.core.arguments import check_flags, check_kind, check_sizes, numbers_of
+from setfold.core.arguments import check_flags, check_sizes, numbers_of
+from setfold.core.inputs import check_kind
 from setfold.core.passes import Layer
 from setfold.encoders.deep_sets import Pool
 from setfold.errors import InputError

@@ -15,16 +15,16 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
-from setfold.core.arguments import check_batch_size, check_kind, check_sizes
+from setfold.core.arguments import check_sizes
 from setfold.core.encoder import SetEncoder, StreamingSetEncoder
+from setfold.core.inputs import check_batch_size, check_kind
 from setfold.core.passes import MultiPassSetEncoder
 from setfold.core.weights import first_tensor
 from setfold.errors import InputError
-from setfold.folding.chunks import Array, type_names
 from setfold.folding.merge import agree, all_merge
 from setfold.folding.messages import rank_and_size, report_failure
 from setfold.folding.replay import Begin, Begun, replayable_fold, update
-from setfold.folding.source import Chunks, Source, Tiles, fresh_seed, seeded
+from setfold.folding.source import Array, Chunks, Source, Tiles, fresh_seed, seeded, type_names
 from setfold.kernels.modes import transforms
 
 EXACT, UNBIASED, SUBSET, AUTOGRAD = GRADIENTS = ("exact", "unbiased", "subset", "autograd")

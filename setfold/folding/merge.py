@@ -30,8 +30,7 @@ from setfold.folding.messages import (
     report_failure,
     translate_errors,
 )
-from setfold.kernels.modes import accumulator_dtype
-from setfold.kernels.replay import differentiable_once
+from setfold.kernels.modes import accumulator_dtype, differentiable_once
 
 _TICKETS = cycle(range(1, 2**10))  # small, so that sums of squares are exact in float32 too
 SAME = 1e-6  # relative tolerance for slots, which machines may round differently

@@ -23,8 +23,7 @@ from setfold.core.state import SetState
 from setfold.core.statistic import Statistic, Statistics, identity, join, pull
 from setfold.errors import InputError, StateMismatchError
 from setfold.folding.source import Sample, Source
-from setfold.kernels.modes import accumulator_dtype, autocasts
-from setfold.kernels.replay import differentiable_once
+from setfold.kernels.modes import accumulator_dtype, autocasts, differentiable_once
 
 Begun = tuple[StreamingSetEncoder, SetState]
 Begin = Callable[[int | None], Begun]  # takes a number of sets; None if there are no chunks

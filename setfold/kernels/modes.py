@@ -1,14 +1,18 @@
-"""What kernels depend on besides their inputs: precision, autocast, compilers and transforms."""
+"""What kernels depend on besides their inputs: precision, autocast, compilers and derivatives."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import wraps
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+Gradients = tuple[Tensor | None, ...]
 
 
 def accumulator_dtype(device: torch.device) -> torch.dtype:
@@ -76,6 +80,26 @@ def vectorizes() -> bool:
         return False
     stack = torch._C._functorch.get_interpreter_stack() or ()
     return any(level.key() == torch._C._functorch.TransformType.Vmap for level in stack)
+
+
+def differentiable_once(backward: Callable[..., Gradients]) -> Callable[..., Gradients]:
+    """Decorate a backward pass to raise RuntimeError if second derivatives are requested.
+
+    torch's once_differentiable raises only if the incoming gradient requires a gradient. Otherwise
+    it drops the second derivative silently.
+    """
+
+    @wraps(backward)
+    def checked(ctx: Any, *grads: Tensor) -> Gradients:
+        if torch.is_grad_enabled():  # create_graph=True
+            raise RuntimeError(
+                "second derivatives (create_graph=True) are not available for large inputs, whose "
+                "backward pass recomputes them without a graph. Use sets of at most 4,096 "
+                'elements, or fold chunks of that size with gradient="autograd".'
+            )
+        return backward(ctx, *grads)
+
+    return checked
 
 
 def differentiate_again(

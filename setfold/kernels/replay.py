@@ -3,39 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from setfold.kernels.modes import accumulator_dtype
+from setfold.kernels.modes import accumulator_dtype, differentiable_once
 from setfold.kernels.tiles import tiles
-
-Gradients = tuple[Tensor | None, ...]
 
 # A tile function: (elements (b, r, d), mask (b, r) | None, *tensors) -> its sum, (b, ...).
 TileFunction = Callable[..., Tensor]
-
-
-def differentiable_once(backward: Callable[..., Gradients]) -> Callable[..., Gradients]:
-    """Decorate a backward pass to raise RuntimeError if second derivatives are requested.
-
-    torch's once_differentiable raises only if the incoming gradient requires a gradient. Otherwise
-    it drops the second derivative silently.
-    """
-
-    @wraps(backward)
-    def checked(ctx: Any, *grads: Tensor) -> Gradients:
-        if torch.is_grad_enabled():  # create_graph=True
-            raise RuntimeError(
-                "second derivatives (create_graph=True) are not available for large inputs, whose "
-                "backward pass recomputes them without a graph. Use sets of at most 4,096 "
-                'elements, or fold chunks of that size with gradient="autograd".'
-            )
-        return backward(ctx, *grads)
-
-    return checked
 
 
 def summed_over_tiles(

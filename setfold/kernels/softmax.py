@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, pad
 
-from setfold.kernels.modes import accumulator_dtype, needs_plain_formula
-from setfold.kernels.replay import differentiable_once, replayed_gradients
+from setfold.kernels.modes import accumulator_dtype, differentiable_once, needs_plain_formula
+from setfold.kernels.replay import replayed_gradients
 from setfold.kernels.scores import FoldedScores, Projection, Scores, has_own_slots
 from setfold.kernels.sums import PLAIN_ROWS, transposed_product
 from setfold.kernels.tiles import tile_rows, tiles

@@ -13,7 +13,7 @@ import torch
 from torch.testing import assert_close
 
 import setfold
-from setfold.core import persist, statistic
+from setfold.core import absorb, persist, statistic
 from setfold.core.statistic import CentralMoments, Field, Max, Min, Reduction, Softmax, Sum
 from tests.small import TIGHT, draw, gradients
 
@@ -211,10 +211,10 @@ def test_a_part_that_is_not_finite_raises(name, wrong):
         parts = [p.clone() for p in pieces(name)[0]]
         parts[place][(1,) + (0,) * (part.dim() - 1)] = wrong
         if wrong == STATISTICS[name].empty[place]:  # an empty set
-            statistic.check_finite(FIELDS, {name: tuple(parts)})
+            absorb.check_result(FIELDS, {name: tuple(parts)})
         else:
             with pytest.raises(setfold.NonFiniteError, match=name):
-                statistic.check_finite(FIELDS, {name: tuple(parts)})
+                absorb.check_result(FIELDS, {name: tuple(parts)})
 
 
 def test_clear_makes_some_sets_exactly_empty():

@@ -15,8 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import setfold
 from setfold.folding import source
 from setfold.folding.api import GRADIENTS
-from setfold.folding.chunks import chunk_from
-from setfold.folding.source import Tiles
+from setfold.folding.source import Tiles, chunk_from
 from tests.folding.test_gradients import model_of
 from tests.small import assert_alike, draw, gradients, make
 
