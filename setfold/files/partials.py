@@ -15,7 +15,7 @@ can be packed as bytes:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -152,7 +152,7 @@ def pack_partials(table: pa.Table) -> pa.Table:
     tensors = StateTable.from_arrow(table).state.tensors()
     digest = np.frombuffer(_digest(table.schema), np.uint8)
     parts = [np.broadcast_to(digest, (len(table), DIGEST_BYTES))]
-    parts += [_as_bytes(tensors[name]) for name in _packed_names(table.schema)]
+    parts += [_as_bytes(tensors[name]) for name in _packed_names(tensors)]
     flat = np.concatenate(parts, axis=1)
     buffers = [None, pa.py_buffer(flat)]
     states = pa.Array.from_buffers(pa.binary(flat.shape[1]), len(table), buffers)
@@ -180,8 +180,9 @@ def unpack_partials(encoder: StreamingSetEncoder, packed: pa.RecordBatch | pa.Ta
     if isinstance(packed, pa.RecordBatch):
         packed = pa.Table.from_batches([packed])
     empty = encoder.initial_state(0).to("cpu")
-    template = StateTable(packed["set"].slice(0, 0).combine_chunks(), empty).to_arrow()
-    tensors, names = empty.tensors(), _packed_names(template.schema)
+    template = StateTable.of_state(packed["set"].slice(0, 0).combine_chunks(), empty).to_arrow()
+    tensors = empty.tensors()
+    names = _packed_names(tensors)
     widths = [_as_bytes(tensors[name]).shape[1] for name in names]
     flat = _flat(packed["state"], DIGEST_BYTES + sum(widths))
     if (
@@ -198,7 +199,7 @@ def unpack_partials(encoder: StreamingSetEncoder, packed: pa.RecordBatch | pa.Ta
         tensors[name] = torch.from_numpy(part).reshape(len(flat), *tensors[name].shape[1:])
         start += width
     state = SetState.from_tensors(tensors, empty.fields, empty.weights)
-    return StateTable(combined(packed["set"]), state).to_arrow()
+    return StateTable.of_state(combined(packed["set"]), state).to_arrow()
 
 
 def _digest(schema: pa.Schema) -> bytes:
@@ -206,9 +207,9 @@ def _digest(schema: pa.Schema) -> bytes:
     return hashlib.sha256(schema.metadata[HEADER] + schema.metadata[FRAME]).digest()
 
 
-def _packed_names(schema: pa.Schema) -> list[str]:
+def _packed_names(tensors: Mapping[str, torch.Tensor]) -> list[str]:
     """Return the tensors that have one row per set, in the order in which they are packed."""
-    return [name for name in schema.names if name != "set"]
+    return [name for name in tensors if not name.startswith("slots.")]
 
 
 def _as_bytes(part: torch.Tensor) -> np.ndarray:
