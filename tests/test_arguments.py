@@ -63,6 +63,7 @@ NOT = {  # by kind of argument, values that it must not take
     ],
     "columns": [3, "ab", [], [0, 0], [0, 3], [-1, 0], [0, 1.0], [0, True], [0, None], {0, 1}],
     "places": [None, 3, "grid", torch.zeros(2, 2), setfold.Grid, nn.Linear(2, 2)],
+    "grid": [None, 3, "grid", torch.zeros(2, 2), setfold.Grid, setfold.Places([[0.0, 0.0]])],
     "width": [0, -1, math.nan, math.inf, "a", None, True, [1.0], [1.0, 0, 1, 1], ["a"] * 4, []],
     "reach": [0, -1, 12.5, math.nan, math.inf, "a", None, True, [1.0]],
     "values": ["nope", [], ["offsets", "offsets"], 3, {"offsets"}, [["offsets"]], True],
@@ -185,6 +186,11 @@ CONSTRUCTORS = [
     ),
     Built(setfold.Places, {"points": [[0.0, 0.0]]}, {"points": "points", "learned": FLAG}),
     Built(setfold.SlotGrid, {"shape": (2, 2)}, {"shape": "sizes"}),
+    Built(
+        setfold.Zoom,
+        {"places": setfold.Grid((0, 0), (1, 1), (4, 4)), "dim_in": 3, "shape": (2, 2)},
+        {"places": "grid", "dim_in": SIZE, "shape": "sizes", "position": "columns"},
+    ),
     Built(setfold.UnitBox, {"dim_in": 3}, {"dim_in": SIZE, "position": "columns"}),
     Built(
         setfold.PlacedSlotEncoder,

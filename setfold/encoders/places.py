@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from itertools import product
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -140,9 +141,14 @@ class Grid(Places):
             return points, points.new_zeros(())
         return points + self.shift, self.shift.detach().abs().amax()
 
-    def centres(self) -> Tensor:
-        """The points (K, p) in the coordinates of the elements."""
-        like = torch.empty(0) if self.shift is None else self.shift
+    def centres(self, like: Tensor | None = None) -> Tensor:
+        """The points (K, p) in the coordinates of the elements.
+
+        Args:
+            like: a tensor whose dtype and device they get; None for those of the grid.
+        """
+        if like is None:
+            like = torch.empty(0) if self.shift is None else self.shift
         box = self.box(like)
         return box.origin + box.spacing * self.locate(like)[0]
 
@@ -206,6 +212,83 @@ class SlotGrid(nn.Module):
         return f"shape={self.shape}"
 
 
+class Zoom(nn.Module):
+    """Slots of a grid, read relative to the bounding box that a set has so far.
+
+    The grid over a large area is fixed, so the encoder is a fold in one pass. Beside it a `Pool`
+    keeps the bounding box. At readout, the slots are interpolated at the centres of a grid over the
+    set's own box, a cube around its middle with the longest side. Slots beyond the grid are zeros.
+
+    Args:
+        places: the grid of the `PlacedSlotEncoder`.
+        dim_in: width d of the elements.
+        shape: the shape of the grid over the set's own box.
+        position: the columns of an element that are its position; by default the first ones.
+
+    >>> from setfold import Composition, Concat, PlacedSlotEncoder
+    >>> grid = Grid(low=(-100, -100), high=(100, 100), shape=(64, 64))
+    >>> parts = [PlacedSlotEncoder(3, grid), Pool(3, ["max", "min"])]
+    >>> model = Composition(Concat(parts), head=Zoom(grid, 3, shape=(8, 8)))
+    >>> model(torch.randn(2, 100, 3)).shape
+    torch.Size([2, 64, 1])
+    """
+
+    def __init__(
+        self,
+        places: Grid,
+        dim_in: int,
+        shape: Sequence[int],
+        position: Sequence[int] | None = None,
+    ) -> None:
+        super().__init__()
+        check_sizes(dim_in=dim_in)
+        if not isinstance(places, Grid):
+            raise InputError(f"places must be a Grid; got {type(places).__name__}.")
+        self.places = places
+        self.dim_in = dim_in
+        self.shape = _shape(shape)
+        if len(self.shape) != places.dim:
+            raise InputError(
+                f"shape must have {places.dim} sizes, one for each axis; got {self.shape}."
+            )
+        columns = [*range(places.dim)] if position is None else position
+        self.position = position_columns(columns, places.dim, dim_in)
+
+    def forward(self, encoding: Tensor) -> Tensor:
+        slots = self.places.num_slots
+        width = (encoding.shape[-1] - 2 * self.dim_in) // slots
+        if encoding.dim() != 2 or width * slots + 2 * self.dim_in != encoding.shape[1] or not width:
+            raise InputError(
+                f"expected encodings (B, {slots} c + {2 * self.dim_in}) of a Concat of a "
+                f'PlacedSlotEncoder and a Pool of ["max", "min"]; got {tuple(encoding.shape)}.'
+            )
+        flat, high, low = encoding.split([slots * width, self.dim_in, self.dim_in], 1)
+        middle, half = _middle_and_half(high[:, self.position], low[:, self.position])
+        unit = Grid([-1.0] * self.places.dim, [1.0] * self.places.dim, self.shape)
+        points = middle.unsqueeze(1) + half.unsqueeze(1) * unit.centres(encoding)  # (B, M, p)
+        box = self.places.box(encoding)
+        return self._interpolated(flat.unflatten(1, (slots, width)), (points - box[0]) / box[1])
+
+    def _interpolated(self, slots: Tensor, at: Tensor) -> Tensor:
+        """Slots (B, K, c) between their places, at points (B, M, p) in units of the grid."""
+        first = at.detach().floor()
+        share, found = at - first, torch.zeros((), dtype=slots.dtype, device=slots.device)
+        for corner in product((0, 1), repeat=self.places.dim):
+            weight: Any = 1.0
+            place: Any = 0
+            for axis, (step, size) in enumerate(zip(corner, self.places.shape, strict=True)):
+                index = first[..., axis] + step
+                near = share[..., axis] if step else 1 - share[..., axis]
+                weight = weight * near * ((index >= 0) & (index < size))
+                place = place * size + index.clamp(0, size - 1).long()
+            chosen = slots.gather(1, place.unsqueeze(-1).expand(-1, -1, slots.shape[-1]))
+            found = found + weight.unsqueeze(-1) * chosen
+        return found
+
+    def extra_repr(self) -> str:
+        return f"dim_in={self.dim_in}, shape={self.shape}, position={self.position}"
+
+
 class UnitBox(Layer):
     """Moves and scales the positions of each set into the box from -1 to 1.
 
@@ -243,14 +326,19 @@ class _IntoBox(nn.Module):
     def forward(self, elements: Tensor, bounds: Tensor) -> Tensor:
         columns = slice(None) if self.position is None else self.position
         high, low = (part[:, None, columns] for part in bounds.chunk(2, -1))
-        half = (high / 2 - low / 2).amax(-1, keepdim=True)
-        middle = high / 2 + low / 2  # sums of large numbers could overflow
-        scaled = (elements[..., columns] - middle) / torch.where(half > 0, half, 1)
+        middle, half = _middle_and_half(high, low)
+        scaled = (elements[..., columns] - middle) / half
         if self.position is None:
             return scaled
         moved = elements.clone()
         moved[..., columns] = scaled
         return moved
+
+
+def _middle_and_half(high: Tensor, low: Tensor) -> tuple[Tensor, Tensor]:
+    """The middle (..., p) of a box, and half its longest side (..., 1); 1 for a single point."""
+    half = (high / 2 - low / 2).amax(-1, keepdim=True)  # sums of large numbers could overflow
+    return high / 2 + low / 2, torch.where(half > 0, half, 1)
 
 
 def position_columns(given: Sequence[int], dim: int | None, dim_in: int) -> list[int]:

@@ -69,6 +69,10 @@ def slot_set(dim_in=3, **options):
     return setfold.SlotSetEncoder(dim_in, 4, 6, 5, **options)
 
 
+def grid():
+    return setfold.Grid((0, -1), (1, 1), (3, 4))
+
+
 MODELS = {
     "slot set": slot_set,
     "slot set, no bias": lambda: slot_set(bias=False, aggregate=["weighted_mean", "max", "mass"]),
@@ -106,8 +110,12 @@ MODELS = {
     "attention": lambda: setfold.AttentionPool(3, 4, 6, num_heads=2, bias=False),
     "gated attention": lambda: setfold.GatedAttentionPool(3, 4, num_branches=2),
     "concat": lambda: setfold.Concat([setfold.Pool(3, "max"), slot_set()]),
+    "zoom": lambda: setfold.Composition(
+        setfold.Concat([setfold.PlacedSlotEncoder(3, grid()), setfold.Pool(3, ["max", "min"])]),
+        head=setfold.Zoom(grid(), 3, (2, 2), position=(0, 1)),
+    ),
     "placed slots": lambda: setfold.PlacedSlotEncoder(
-        3, setfold.Grid((0, -1), (1, 1), (3, 4)), aggregate=["density", "max"], reach=2.5
+        3, grid(), aggregate=["density", "max"], reach=2.5
     ),
     "learned places": lambda: setfold.PlacedSlotEncoder(
         3,

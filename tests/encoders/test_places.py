@@ -244,6 +244,57 @@ def test_a_set_of_one_element_is_put_in_the_middle():
     assert setfold.UnitBox(2)(torch.tensor([[[7.0, 9.0]]])).tolist() == [[[0.0, 0.0]]]
 
 
+def zoomed(shape, size, **options):
+    """Slots on a grid over the box from -8 to 8, read relative to the box of each set."""
+    places = setfold.Grid([-8.0] * len(shape), [8.0] * len(shape), shape)
+    parts = [setfold.PlacedSlotEncoder(4, places, **options), setfold.Pool(4, ["max", "min"])]
+    head = setfold.Zoom(places, 4, size)
+    return setfold.Composition(setfold.Concat(parts), head=head).double().eval()
+
+
+@pytest.mark.parametrize("shape", [(5,), (4, 6), (3, 4, 5)], ids=len)
+def test_zoom_over_the_whole_grid_changes_nothing(shape):
+    model = zoomed(shape, shape, aggregate=["density", "weighted_mean"])
+    elements = cloud(2, 40, 4)
+    elements[:, 0], elements[:, 1] = -8.0, 8.0  # so that the box is the grid's
+    alone = model.encoder.encoders["0"](elements)
+    assert_close(model(elements), alone, **TIGHT)
+
+
+@pytest.mark.parametrize("shape", [(400,), (200, 200)], ids=len)
+def test_zoom_follows_a_set_that_is_moved_and_scaled(shape):
+    size = [6] * len(shape)
+    model = zoomed(shape, size, aggregate=["weighted_mean"])
+    elements = torch.rand(1, 4000, 4, generator=torch.Generator().manual_seed(0)).double()
+    elements[..., 3] = torch.sin(3 * elements[..., 0])
+    moved = elements.clone()
+    moved[..., : len(shape)] = 4 * moved[..., : len(shape)] - 5
+    assert_close(model(moved)[..., -1], model(elements)[..., -1], rtol=0, atol=0.1)
+    state = model.initial_state()
+    for chunk in elements.split(500, 1):  # in one pass
+        state = model.update(state, chunk)
+    assert_close(model.readout(state), model(elements), **TIGHT)
+
+
+def test_zoom_names_what_it_expects():
+    zoom = setfold.Zoom(grid(4, 4), 3, (2, 2))
+    for encoding in (torch.zeros(1, 6), torch.zeros(1, 16), torch.zeros(1, 16, 1)):
+        with pytest.raises(setfold.InputError, match=r"Concat of a PlacedSlotEncoder and a Pool"):
+            zoom(encoding)
+    with pytest.raises(setfold.InputError, match="2 sizes"):
+        setfold.Zoom(grid(4, 4), 3, (2,))
+
+
+def test_a_slot_set_encoder_over_the_slots_of_a_grid():
+    """A hierarchy: the second level runs at readout."""
+    first = setfold.PlacedSlotEncoder(4, grid(6, 6), aggregate=["density", "weighted_mean"])
+    second = setfold.SlotSetEncoder(first.dim_readout, num_slots=3, dim_slot=4, dim_out=5)
+    model = setfold.Composition(first, head=second).double().eval()
+    elements = cloud(2, 50, 4)
+    assert model(elements).shape == (2, 3, 5)
+    assert_close(setfold.fold(model, elements.split(7, 1)), model(elements), **TIGHT)
+
+
 # ---- the head ------------------------------------------------------------------------------------
 
 
