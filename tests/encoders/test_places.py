@@ -354,3 +354,11 @@ def test_the_example_of_a_lidar_tile_runs(tmp_path):
     assert "120,000 points in 65,536 slots, 0 outside" in done.stdout
     assert float(done.stdout.split("differ by ")[1]) < 1e-8
     assert (tmp_path / "tile.png").stat().st_size > 10_000
+
+
+def test_the_example_that_draws_slots_runs(tmp_path):
+    program = ROOT / "docs" / "examples" / "places.py"
+    command = [sys.executable, program, tmp_path / "places.png"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "places.png").stat().st_size > 10_000
