@@ -67,7 +67,7 @@ def block(arrived: Arrived, number: int) -> str:
     rows = {
         "input": [painted(image, order[:pixels]) for pixels in PIXELS_SEEN],
         "slots on a grid": [painted(made[number]) for made in arrived.outcomes[SLOTS].completions],
-        "chunk and average": [
+        "chunk and average (wrong)": [
             painted(made[number]) for made in arrived.outcomes[WRONG].completions
         ],
     }
