@@ -75,7 +75,7 @@ def rows_of(field: Field, parts: Parts) -> Rows:
     flat = [part.flatten(0, 1) for part in parts]  # (B * K, ...)
     touched = torch.zeros(len(flat[0]), dtype=torch.bool)
     for part, empty in zip(flat, field.statistic.empty, strict=True):
-        touched |= (part != empty).reshape(len(part), -1).any(1)
+        touched |= (part != empty).unsqueeze(-1).flatten(1).any(1)
     places = touched.nonzero().flatten()
     return Rows(places, tuple(part[places] for part in flat))
 

@@ -117,6 +117,19 @@ def test_softmax_and_empty_sets():
             assert torch.equal(found, part[start:stop])
 
 
+@pytest.mark.parametrize("aggregate", AGGREGATES, ids=str)
+def test_tables_without_sets(aggregate):
+    encoder = places(aggregate)
+    empty = StateTable.of_state(pa.array([], pa.int64()), encoder.initial_state(0))
+    again = from_arrow(empty.to_arrow())
+    assert len(again) == 0
+    assert again.state.batch_size == 0
+    (found,) = read_out(encoder, again)
+    assert len(found) == 0
+    table = table_of(encoder, [3, 4])
+    assert_same(contents([merged([again, table, empty])]), contents([table]))
+
+
 def test_statistics_that_may_mix_slots_are_kept_whole():
     class Mixing(Sum):
         def join(self, left, right):
@@ -162,6 +175,20 @@ def test_files_and_merges_do_not_grow_with_the_slots(tmp_path):
         assert pq.read_table(again).equals(pq.read_table(out))
         assert sum(map(len, read_states(states))) == 20
     assert max(sizes) < 1.1 * min(sizes) < 20 * 40 * 40 * 8
+
+
+def test_packed_states_are_those_of_touched_slots():
+    encoder = places()
+    table = table_of(encoder, [1, 2, 1, 9]).to_arrow()
+    packed = setfold.pack_partials(table)
+    assert packed["state"].nbytes < 0.1 * len(table) * encoder.state_nbytes
+    assert setfold.unpack_partials(encoder, packed).equals(table, check_metadata=True)
+    assert setfold.unpack_partials(encoder, packed[1:]).equals(table[1:])
+    state = packed["state"][0].as_py()
+    for wrong in (state[:-1], state + b"0", state[:40], state[:32] + b"\xff" * 8 + state[40:]):
+        states = pa.array([wrong, *packed["state"].to_pylist()[1:]], pa.binary())
+        with pytest.raises(setfold.StateMismatchError, match="corrupt"):
+            setfold.unpack_partials(encoder, packed.set_column(1, "state", states))
 
 
 # ---- tables from anywhere ------------------------------------------------------------------------
