@@ -55,12 +55,14 @@ class Statistic(ABC):
 
     Attributes:
         empty: the value of each part for a set without elements.
+        obstacle: why elements cannot be removed, if `remove` is not implemented.
         picks: whether each part is the value of a single element, such as a maximum. The gradient
             of such a part belongs to the element that reached it first.
         removable: whether `remove` is implemented.
     """
 
     empty: ClassVar[tuple[float, ...]]
+    obstacle: ClassVar[str] = "the statistic of the remaining elements does not follow from it"
     picks: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
@@ -104,8 +106,8 @@ class Statistic(ABC):
     def remove(self, left: Parts, right: Parts) -> Parts:
         """The parts of `left` without the elements of `right`."""
         raise NotRemovableError(
-            f"{type(self).__name__} cannot remove elements: the statistic of the remaining elements "
-            "does not follow from it. Fold the remaining elements again, or use sums and means."
+            f"{type(self).__name__} cannot remove elements: {self.obstacle}. Fold the remaining "
+            "elements again, or use sums and means."
         )
 
 
@@ -174,6 +176,7 @@ class Max(Reduction):
     """Running element-wise maxima."""
 
     empty = (-torch.inf,)
+    obstacle = "without the element that attains it, the next one is not known"
     picks = True
 
     def absorb(self, values: Tensor, mask: Tensor | None) -> Parts:
@@ -212,6 +215,10 @@ class Softmax(Statistic):
     """
 
     empty = (-torch.inf, 0.0)  # peak, sums relative to the peak
+    obstacle = (
+        "its sums are relative to the largest weight. Without the element of that weight, what is "
+        "left may be smaller than the rounding of the sums"
+    )
 
     def shapes(self, shape: Shape) -> tuple[Shape, ...]:
         return shape[:-1], shape
@@ -225,8 +232,9 @@ class Softmax(Statistic):
         (tensor([[10000.]]), tensor([[[5., 1.]]]))
         """
         peak = torch.maximum(left[0], right[0])
-        scaled = [sums * relative_to(peak, own).unsqueeze(-1) for own, sums in (left, right)]
-        return peak, scaled[0] + scaled[1]
+        base = finite(peak)
+        scales = [torch.exp(own - base).unsqueeze(-1) for own in (left[0], right[0])]
+        return peak, torch.addcmul(left[1] * scales[0], right[1], scales[1])
 
     def pull(self, grads: Parts, joined: Parts, piece: Parts) -> Parts:
         # a piece's peak exceeds the joined one by rounding at most

@@ -72,7 +72,10 @@ class Formulas:
                 number = self.apply(part, number)
             return number
         if isinstance(module, nn.Linear):
-            return self.a.stored(self.linear(number, module))
+            found = self.linear(number, module)
+            self.a.notice_in_module(number)
+            self.a.notice_in_module(found)
+            return self.a.stored(found)
         if isinstance(module, nn.Flatten):
             return number.map(np.ravel)
         if isinstance(module, setfold.SlotPool):

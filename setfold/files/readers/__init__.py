@@ -72,4 +72,6 @@ def open_reader(
     if path.is_dir() != reader.is_folder:
         expected, got = ("folder", "file") if reader.is_folder else ("file", "folder")
         raise FileError(f"expected a {expected} at {path}, by its suffix; got a {got}. Rename it.")
+    if not (path.is_file() or path.is_dir()):
+        raise FileError(f"{path} is neither a file nor a folder. Write its content to a file.")
     return reader(path, text_column, number_columns)

@@ -12,6 +12,8 @@ from setfold.files.readers.reader import import_optional
 
 TREES = ("TTree", "ROOT::RNTuple", "TNtuple", "TNtupleD")
 
+MAX_BASKET = 1 << 27  # bytes; ROOT writes baskets of at most some megabytes
+
 
 class RootReader(ColumnReader):
     """ROOT: each branch is a column, named tree/branch if there are several trees."""
@@ -39,6 +41,7 @@ class RootReader(ColumnReader):
         def take(start: int, stop: int) -> pa.Array:
             if missing and start < stop:
                 raise ValueError(missing)
+            _check_baskets(branch, start, stop)
             array = branch.array(entry_start=start, entry_stop=stop, library="ak")
             return self._awkward.to_arrow(array, extensionarray=False)
 
@@ -50,6 +53,19 @@ class RootReader(ColumnReader):
 
     def close(self) -> None:
         self._file.close()
+
+
+def _check_baskets(branch: Any, start: int, stop: int) -> None:
+    """Raise ValueError if a basket of some entries declares a size that uproot must not allocate."""
+    if not hasattr(branch, "basket_key"):  # RNTuple
+        return
+    ends = list(branch.entry_offsets)
+    for number in range(min(branch.num_baskets, len(ends) - 1)):
+        if ends[number] >= max(stop, 1) or ends[number + 1] <= start or branch.embedded_baskets:
+            continue
+        size = branch.basket_key(number).data_uncompressed_bytes
+        if size > MAX_BASKET:
+            raise ValueError(f"a basket has {size:,} bytes; at most {MAX_BASKET:,} are supported")
 
 
 def _chunk_rows(tree: Any, branch: Any) -> int:
