@@ -243,7 +243,10 @@ class Softmax(Statistic):
 
 
 class CentralMoments(Reduction):
-    """Count, mean and sum of squared distances from the mean, joined without cancellation."""
+    """Count, mean and sum of squared distances from the mean, joined without cancellation.
+
+    The count may be a sum of weights; mean and squares are then weighted, too.
+    """
 
     empty = (0.0, 0.0, 0.0)
 
@@ -270,15 +273,16 @@ class CentralMoments(Reduction):
     def join(self, left: Parts, right: Parts) -> Parts:
         count = left[0] + right[0]
         apart = right[1] - left[1]
-        share = right[0] / count.clamp_min(1)
+        share = right[0] / torch.where(count > 0, count, 1)
         squares = left[2] + right[2] + apart.square() * left[0] * share
         return count, left[1] + apart * share, squares
 
     def pull(self, grads: Parts, joined: Parts, piece: Parts) -> Parts:
-        count, mean, _ = grads
-        share = piece[0] / joined[0].clamp_min(1)
-        moved = mean * share + 2 * grads[2] * piece[0] * (piece[1] - joined[1])
-        return count, moved, grads[2]
+        count, mean, squares = grads
+        total = torch.where(joined[0] > 0, joined[0], 1)
+        apart = piece[1] - joined[1]
+        weighed = count + mean * apart / total + squares * apart.square()  # if counts are weights
+        return weighed, piece[0] * (mean / total + 2 * squares * apart), squares
 
 
 # ---- all fields of a state at once -------------------------------------------------------------

@@ -368,5 +368,5 @@ def _ensure_one(
 ) -> Iterator[StateTable]:
     """Yield the tables, or one empty table, so that an empty output still has its columns."""
     first: Any = next(tables, None)
-    yield first or StateTable(pa.array([], set_type), encoder.initial_state(0))
+    yield first or StateTable.of_state(pa.array([], set_type), encoder.initial_state(0))
     yield from tables

@@ -85,7 +85,7 @@ def _verify_table(path: Path) -> str:
 
 def _verify_states(path: Path) -> str:
     _, sets, provenance = read_provenance(path)
-    elements = sum(int(table.state.count.sum()) for table in read_states(path))
+    elements = sum(int(table.count.sum()) for table in read_states(path))
     model = "no model"
     if provenance.model is not None:
         with tempfile.TemporaryDirectory() as folder:

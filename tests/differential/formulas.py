@@ -24,6 +24,7 @@ from tests.differential.arithmetic import (
     stacked,
     zeros,
 )
+from tests.differential.placed import placed_slots
 
 Slots = Sequence[np.ndarray]  # (K, h) of each level
 Elements = Sequence[Bounded]  # each (d,)
@@ -302,6 +303,17 @@ class Formulas:
             rows.append(self.normalized(self.a.stored(self.a.plus(hidden, fed)), block.last_norm))
         return self.a.stored(stacked(rows))
 
+    # ---- places ----------------------------------------------------------------------------------
+
+    def placed(
+        self, encoder: setfold.PlacedSlotEncoder, slots: Slots, elements: Elements, gone: Elements
+    ) -> Bounded:
+        """Attention by distance; in float32 for dtypes of 16 bits."""
+        inner = max(self.a, Arithmetic(torch.float32), key=lambda a: -a.unit)
+        found = placed_slots(inner, encoder, elements, gone)
+        self.a.overflows |= inner.overflows
+        return self.a.stored(found)
+
     # ---- combinations ----------------------------------------------------------------------------
 
     def composition(
@@ -342,6 +354,7 @@ FORMULAS: dict[type, Callable[..., Bounded]] = {
     setfold.AttentionPool: Formulas.attention_pool,
     setfold.GatedAttentionPool: Formulas.gated_attention_pool,
     setfold.SeedAttention: Formulas.seed_attention,
+    setfold.PlacedSlotEncoder: Formulas.placed,
     setfold.Composition: Formulas.composition,  # and what derives from it: DeepSets, PMA
     setfold.Concat: Formulas.concat,
 }
