@@ -36,7 +36,7 @@ from setfold.learning.candidates import CANDIDATES
 from setfold.learning.dataset import SetDataset
 from setfold.learning.loop import Settings, encode_all, predict
 from setfold.learning.search import Search, search
-from setfold.learning.train import TRAINING, VALIDATION, split
+from setfold.learning.splits import TRAINING, VALIDATION, split
 from setfold.preprocessing.columns import Columns, NumberColumn, is_text
 from setfold.preprocessing.fitting import ColumnFitter, can_be_fitted
 from setfold.preprocessing.targets import Classes, Quantity, Target

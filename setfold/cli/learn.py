@@ -130,6 +130,9 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue an interrupted training.")
     ] = False,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Discard an interrupted training and start over.")
+    ] = False,
     overwrite: Overwrite = False,
     report: Annotated[
         Path | None,
@@ -171,6 +174,7 @@ def train(
             memory=memory,
             skip_errors=on_error is OnError.SKIP,
             resume=resume,
+            restart=restart,
             overwrite=overwrite,
             progress=progress,
             note=lambda text: typer.echo(text, err=True),

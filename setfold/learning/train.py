@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 from setfold.core.models import load, save
 from setfold.errors import InputError
 from setfold.files.budget import BASE_BYTES, parse_size
+from setfold.files.engines.task import Stamp
 from setfold.learning.baselines import Baseline, fit_baselines
 from setfold.learning.candidates import CANDIDATES
 from setfold.learning.dataset import SetDataset, collect, count_elements
@@ -23,17 +23,17 @@ from setfold.learning.labels import (
     labels_in_rows,
     match_labels,
     read_labels,
-    target_from,
 )
 from setfold.learning.loop import Progress, Settings, predict
 from setfold.learning.metrics import Predictions, measure, metric_name, standard_error
 from setfold.learning.search import Search, search
 from setfold.learning.sources import Source
+from setfold.learning.splits import TRAINING, assign_splits
+from setfold.learning.work_folder import ELEMENTS, open_work_folder
 from setfold.preprocessing.columns import columns_of
 from setfold.preprocessing.fitting import ColumnFitter, Fitted
-from setfold.preprocessing.targets import Classes, Target, target_of
+from setfold.preprocessing.targets import Target, target_of
 
-TRAINING, VALIDATION, TEST = range(3)
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 BYTES_PER_ROW = 4000  # activations and gradients of one element
 MIN_ROWS, MAX_ROWS = 1 << 10, 1 << 16
@@ -92,6 +92,7 @@ def train_sets(
     memory: str | int = "2GB",
     skip_errors: bool = False,
     resume: bool = False,
+    restart: bool = False,
     overwrite: bool = False,
     progress: Callable[[str, Progress], None] | None = None,
     note: Callable[[str], None] = lambda text: None,
@@ -128,6 +129,7 @@ def train_sets(
         memory: The memory limit.
         skip_errors: Whether to leave out bad rows, sets without labels and labels without sets.
         resume: Whether to continue an interrupted training.
+        restart: Whether to discard an interrupted training.
         overwrite: Whether to replace an existing model.
         progress: Called after every step, with the name of the candidate.
         note: Called with a line of text when something was found out.
@@ -150,85 +152,76 @@ def train_sets(
     >>> result.sets, target.labels
     ((24, 8, 8), [False, True])
     """
-    path = Path(out)
-    _check(path, encoder, scale, times, overwrite or resume)
-    _check_shares(validation, test)
+    path = Path(out).absolute()
+    _check_options(encoder, scale, times, validation, test)
+    if path.exists() and not (overwrite or resume):
+        raise InputError(f"{path} exists. Choose another name, or replace it with --overwrite.")
     paths = [inputs] if isinstance(inputs, str | Path) else list(inputs)
     source = Source(paths, set, explode=explode, skip=skip_errors)
     kinds = source.kinds(features, {target, *([group] if group else [])})
+    robust, age = scale == "robust", times == "age"
+    fitter = ColumnFitter(kinds, robust=robust, categories=categories, log=log, age=age, seed=seed)
     limit = parse_size(memory) - BASE_BYTES
-    work = path.with_name(path.name + ".work")
-    if work.exists() and not resume:
-        shutil.rmtree(work)
-    work.mkdir(parents=True, exist_ok=True)
-    fitter = ColumnFitter(
-        kinds,
-        robust=scale == "robust",
-        categories=categories,
-        log=log,
-        age=times == "age",
-        seed=seed,
-    )
-    note(f"reading {_shown(list(kinds))} from {len(source.inputs)} files")
-    known = _labels(source, labels, target, set, group)
-    names, values = list(known.values), list(known.values.values())
-    goal = target_from(target, values, task)
-    groups = None if known.groups is None else [known.groups[name] for name in names]
-    splits = split(groups, encode_targets(goal, values), (validation, test), seed)
-    own = dict(zip(names, splits.tolist(), strict=True))
-    if not isinstance(goal, Classes):
-        learned = [known.values[name] for name in names if own[name] == TRAINING]
-        goal = target_from(target, learned, task)
-    training_sets = {name for name in names if own[name] == TRAINING}
-    counts = count_elements(source, list(kinds), training_sets, fitter.add)
-    fitted = fitter.finish()
-    for why in dict.fromkeys(fitted.left_out.values()):
-        alike = [name for name, reason in fitted.left_out.items() if reason == why]
-        note(f"left out {_shown(alike)}: {why}")
-    kept, left_out = match_labels(counts, known, skip=skip_errors)
-    kept.sort(key=lambda name: own[name])
-    data = collect(
-        source,
-        fitted.columns,
-        kept,
-        counts,
-        encode_targets(goal, [known.values[name] for name in kept]),
-        path=work / "elements",
-        memory=limit // 4,
-    )
-    ends = np.cumsum([0, *np.bincount([own[name] for name in kept], minlength=3)]).tolist()
-    training, choosing, testing = (data.part(*ends[i : i + 2]) for i in range(3))
-    sizes = (len(training), len(choosing), len(testing))
-    elements = len(data.elements)
-    testing = testing if len(testing) else choosing
-    rows = _batch_rows(limit)
-    settings = Settings(batch_rows=rows, seed=seed, balanced=balanced)
-    note(
-        f"{sizes[0]} sets for training, {sizes[1]} for validation, {sizes[2]} for the test; "
-        f"{elements} elements"
-    )
-    found = search(
-        CANDIDATES if encoder == "auto" else [encoder],
-        fitted.columns,
-        goal,
-        training,
-        choosing,
-        testing,
-        settings,
-        center=center,
-        seconds=seconds,
-        epochs=epochs,
-        folder=work,
-        progress=progress,
-    )
-    save(found.best.model, path)
+    settings = Settings(batch_rows=_batch_rows(limit), seed=seed, balanced=balanced)
+    request = {
+        "inputs": [
+            [found.name or str(found.path), *Stamp.of(found.path)] for found in source.inputs
+        ],
+        "labels": None if labels is None else [str(labels), *Stamp.of(Path(labels))],
+        "columns": [set, target, group, list(kinds), list(categories), list(log), list(center)],
+        "options": [explode, task, encoder, scale, times, validation, test, epochs, skip_errors],
+        "settings": asdict(settings),
+    }
+    with open_work_folder(path, request, resume=resume, restart=restart) as work:
+        note(f"reading {_shown(list(kinds))} from {len(source.inputs)} files")
+        known = _labels(source, labels, target, set, group)
+        goal, splits = assign_splits(known, target, task, (validation, test), seed)
+        learned = {name for name, own in splits.items() if own == TRAINING}
+        counts = count_elements(source, list(kinds), learned, fitter.add)
+        fitted = fitter.finish()
+        _note_left_out(fitted, note)
+        kept, left_out = match_labels(counts, known, skip=skip_errors)
+        kept.sort(key=lambda name: splits[name])
+        goals = encode_targets(goal, [known.values[name] for name in kept])
+        elements = work / ELEMENTS
+        data = collect(
+            source, fitted.columns, kept, counts, goals, path=elements, memory=limit // 4
+        )
+        sizes = np.bincount([splits[name] for name in kept], minlength=3)
+        ends = np.cumsum([0, *sizes]).tolist()
+        training, choosing, testing = (data.part(*ends[i : i + 2]) for i in range(3))
+        note(
+            f"{sizes[0]} sets for training, {sizes[1]} for validation, {sizes[2]} for the test; "
+            f"{len(data.elements)} elements"
+        )
+        testing = testing if len(testing) else choosing
+        found = search(
+            CANDIDATES if encoder == "auto" else [encoder],
+            fitted.columns,
+            goal,
+            training,
+            choosing,
+            testing,
+            settings,
+            center=center,
+            seconds=seconds,
+            epochs=epochs,
+            folder=work,
+            progress=progress,
+        )
+        save(found.best.model, path)
     seen, _, unseen = found.statistics
-    baselines = fit_baselines(goal, seen, unseen, found.linear, seed)
-    result = Result(
-        goal, found, baselines, fitted, sizes, elements, left_out, source.skipped, testing
+    return Result(
+        goal,
+        found,
+        fit_baselines(goal, seen, unseen, found.linear, seed),
+        fitted,
+        (int(sizes[0]), int(sizes[1]), int(sizes[2])),
+        len(data.elements),
+        left_out,
+        source.skipped,
+        testing,
     )
-    shutil.rmtree(work)
-    return result
 
 
 def evaluate_sets(
@@ -292,42 +285,6 @@ def summarize(target: Target, found: Predictions) -> dict[str, Any]:
     }
 
 
-def split(
-    groups: Sequence[str] | None, targets: np.ndarray, shares: tuple[float, float], seed: int
-) -> np.ndarray:
-    """Assign each set to TRAINING, VALIDATION or TEST.
-
-    Groups are not split. Without groups, each class has about the same share in all splits, and at
-    least one set for training.
-
-    Args:
-        groups: The group of each set, or None.
-        targets: Class numbers or quantities.
-        shares: The shares of validation and test.
-        seed: Of the choice.
-    """
-    random = np.random.default_rng(seed)
-    names = np.arange(len(targets)) if groups is None else np.unique(groups, return_inverse=True)[1]
-    keys = random.permutation(names.max() + 1)[names]  # a random order of groups
-    by_class = groups is None and targets.dtype.kind == "i"
-    strata = targets if by_class else np.zeros(len(targets), int)
-    found = np.full(len(targets), TRAINING)
-    for stratum in np.unique(strata):
-        places = np.flatnonzero(strata == stratum)
-        order = np.unique(keys[places])
-        ends = np.round(np.cumsum(shares) * len(order)).astype(int)
-        ends = np.minimum(ends, len(order) - 1)
-        rank = np.searchsorted(order, keys[places])
-        found[places[rank < ends[1]]] = TEST
-        found[places[rank < ends[0]]] = VALIDATION
-    if (found == VALIDATION).sum() < 1:
-        raise InputError(
-            f"{len(targets)} sets are too few to be split. Add sets, or change --validation and "
-            "--test."
-        )
-    return found
-
-
 def parse_seconds(text: str) -> float:
     """Parse a duration.
 
@@ -368,18 +325,19 @@ def _labels(
     return read_labels(labels, target, set, group, [found.name for found in source.inputs])
 
 
-def _check(path: Path, encoder: str, scale: str, times: str, may_replace: bool) -> None:
-    if path.exists() and not may_replace:
-        raise InputError(f"{path} exists. Choose another name, or replace it with --overwrite.")
+def _note_left_out(fitted: Fitted, note: Callable[[str], None]) -> None:
+    for why in dict.fromkeys(fitted.left_out.values()):
+        alike = [name for name, reason in fitted.left_out.items() if reason == why]
+        note(f"left out {_shown(alike)}: {why}")
+
+
+def _check_options(encoder: str, scale: str, times: str, validation: float, test: float) -> None:
     if encoder != "auto" and encoder not in CANDIDATES:
         raise InputError(f"encoder must be one of auto, {', '.join(CANDIDATES)}; got {encoder!r}.")
     if scale not in ("standard", "robust"):
         raise InputError(f"scale must be 'standard' or 'robust'; got {scale!r}.")
     if times not in ("age", "calendar"):
         raise InputError(f"times must be 'age' or 'calendar'; got {times!r}.")
-
-
-def _check_shares(validation: float, test: float) -> None:
     if not (validation > 0 and test >= 0 and validation + test < 1):
         raise InputError(
             "validation and test must be shares between 0 and 1, less than 1 together; got "

@@ -14,12 +14,14 @@ from typer.testing import CliRunner
 
 import setfold
 from setfold import cli
+from setfold.core.locks import hold
 from setfold.learning import dataset, loop, train
 from setfold.learning.candidates import CANDIDATES
 from setfold.learning.labels import encode_targets, target_from
 from setfold.learning.metrics import Predictions, measure, standard_error
 from setfold.learning.sources import Source
-from setfold.learning.train import TEST, TRAINING, VALIDATION, split, train_sets
+from setfold.learning.splits import TEST, TRAINING, VALIDATION, split
+from setfold.learning.train import train_sets
 from setfold.preprocessing.fitting import Fitted
 from tests.learning.data import make_table, write_tables
 
@@ -291,9 +293,37 @@ def test_an_interrupted_training_ends_with_the_same_bits(folder, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             trained(folder, out=folder / "parts", **options)
     assert (folder / "parts.work" / "slots.safetensors").exists()
+    with pytest.raises(setfold.InputError, match="--resume, or discard it with --restart"):
+        trained(folder, out=folder / "parts", **options)
+    with pytest.raises(setfold.InputError, match="had different settings"):
+        trained(folder, out=folder / "parts", resume=True, **options, seed=1)
     trained(folder, out=folder / "parts", resume=True, **options)
     mine, other = (setfold.load(folder / name).state_dict() for name in ("whole", "parts"))
     assert all(torch.equal(mine[name], other[name]) for name in mine)
+
+
+def test_two_processes_do_not_train_one_model(folder):
+    with (
+        hold(folder / "model.safetensors.work" / "lock", wait=False),
+        pytest.raises(setfold.FileError, match="another process is training"),
+    ):
+        trained(folder, encoder="statistics")
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_folders_of_others_are_not_emptied(folder, resume):
+    work = folder / "model.safetensors.work"
+    work.mkdir()
+    (work / "thesis.txt").write_text("years of work")
+    with pytest.raises(setfold.FileError, match=r"contains 'thesis\.txt'"):
+        trained(folder, encoder="statistics", resume=resume, restart=not resume)
+    assert (work / "thesis.txt").exists()
+
+
+def test_a_training_that_fails_early_leaves_nothing(folder):
+    with pytest.raises(setfold.InputError):
+        trained(folder, target="nothing")
+    assert not list(folder.glob("*.work"))
 
 
 def test_existing_models_are_kept(folder):
