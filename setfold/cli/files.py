@@ -61,8 +61,8 @@ SetColumn = Annotated[
     str | None,
     typer.Option(
         "--set",
-        help="Column with the set id of each row, or key of a key=value folder. If omitted, each "
-        "file is one set, and its absolute path is the set id.",
+        help="Column with the set id of each row, or key of a key=value folder; several as "
+        "'run,event'. If omitted, each file is one set, and its absolute path is the set id.",
     ),
 ]
 Root = Annotated[

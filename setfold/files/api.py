@@ -42,7 +42,7 @@ def encode_sets(
     inputs: InputNames,
     out: str | Path,
     *,
-    set: str | None = None,
+    set: str | Sequence[str] | None = None,
     features: str | Sequence[str] | None = None,
     explode: bool = False,
     root: str | Path | None = None,
@@ -59,13 +59,13 @@ def encode_sets(
         model: A streaming set encoder. It is switched to evaluation mode.
         inputs: Files, folders or glob patterns, such as "events/*.parquet".
         out: The output, a .parquet, .arrow, .npz or .csv file with set, count and encoding.
-        set: The column that holds the set id of each row. If None, each file is one set, and its
-            absolute path is the set id.
+        set: The column that holds the set id of each row, or several: "run,event" or a list. If
+            None, each file is one set, and its absolute path is the set id.
         features: The columns to encode, in the order the model expects: "x, (y-500)*0.01" or a list
             of such strings; "!weight" for all numeric columns but this one. Defaults to all numeric
             columns except the set column. `setfold.files.features` has the grammar.
         explode: Whether each row holds many elements, stored as lists. If `set` is None, each row
-            is one set, and "path:row" is the set id.
+            is one set, and its file and number, in the columns file and row, are the set id.
         root: A folder that contains all inputs. The paths in set ids are then relative to it, with
             "/" on every system.
         states: An .arrow file for the states, which can be updated and merged later.
@@ -121,7 +121,7 @@ def update_states(
     out: str | Path | None = None,
     model: nn.Module | None = None,
     allow: Iterable[str] = (),
-    set: str | None = None,
+    set: str | Sequence[str] | None = None,
     features: str | Sequence[str] | None = None,
     explode: bool = False,
     root: str | Path | None = None,
@@ -234,7 +234,7 @@ def merge_states(
         columns = _common_columns(paths)
         inputs, dtype = _collect_inputs(paths, again), dtype_of(encoder)
         provenance = Provenance(model_to_bytes(encoder), inputs, columns, dtype)
-        plan = build_plan(encoder, (), ColumnSpec(None, None), settings, paths)
+        plan = build_plan(encoder, (), columns or ColumnSpec(None, None), settings, paths)
         return Job(plan, [Output(new, ArrowSink, True, provenance.metadata())])
 
     request = describe_request("merge", paths, new)
@@ -276,7 +276,8 @@ def readout_states(
 
     def prepare(_: Collection[Path]) -> Job:
         encoder = _load_encoder([Path(states)], model, allow)
-        plan = build_plan(encoder, (), ColumnSpec(None, None), settings, [Path(states)])
+        columns = _common_columns([Path(states)]) or ColumnSpec(None, None)
+        plan = build_plan(encoder, (), columns, settings, [Path(states)])
         return Job(plan, [Output(Path(out), sink_for(Path(out)), holds_states=False)])
 
     request = describe_request("readout", states, out)
@@ -320,7 +321,8 @@ def _merge_columns(requested: ColumnSpec, saved: ColumnSpec | None, path: Path) 
             f"{requested.root}. Omit --root."
         )
     set_column, explode = requested.set or saved.set, requested.explode or saved.explode
-    return ColumnSpec(features, set_column, explode, requested.root or saved.root)
+    root = requested.root or saved.root
+    return ColumnSpec(features, set_column, explode, root, types=saved.types)
 
 
 def _common_columns(paths: Sequence[Path]) -> ColumnSpec | None:

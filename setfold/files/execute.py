@@ -7,10 +7,12 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pyarrow as pa
 import torch
 
 from setfold.core.persist import digest_of
 from setfold.errors import InputError
+from setfold.files.columns import stored_type
 from setfold.files.journal import Journal
 from setfold.files.outputs import check_target
 from setfold.files.plan import Plan
@@ -100,7 +102,9 @@ def _check_contents(job: Job) -> None:
     """Raise InputError if the encodings cannot be computed, or an output cannot store the ids."""
     encoder = job.plan.task.encoder
     for output in job.outputs:
-        if not output.sink.can_store(job.plan.set_type):
+        kind = stored_type(job.plan.set_type) if output.holds_states else job.plan.set_type
+        kinds = [field.type for field in kind] if pa.types.is_struct(kind) else [kind]
+        if not all(map(output.sink.can_store, kinds)):
             raise InputError(
                 f"the set ids are {job.plan.set_type}, which {output.path} cannot store. Write a "
                 ".parquet or .arrow file instead."

@@ -88,6 +88,26 @@ def parse_features(given: str | Sequence[str] | None) -> Selection:
     return Selection(None, tuple(names)) if excluded else Selection(tuple(features))
 
 
+def parse_names(given: str | Sequence[str]) -> tuple[str, ...]:
+    """Parse names of columns: comma-separated, with quotes as in features, or a list of names.
+
+    Raises:
+        InputError: There is no name, or one is listed twice.
+
+    >>> parse_names("run, `a,b`"), parse_names(["run", "a,b"])
+    (('run', 'a,b'), ('run', 'a,b'))
+    """
+    names = list(given)
+    if isinstance(given, str):
+        found = [re.fullmatch(NAME, part) for part in _split(given)]
+        if None in found:
+            raise _error(given)
+        names = [each["plain"] or each["quoted"].replace("``", "`") for each in found if each]
+    if not names or not all(names) or len(set(names)) < len(names):
+        raise InputError(f"expected each column of the set id once; got {given!r}.")
+    return tuple(names)
+
+
 def format_features(features: Sequence[Feature]) -> str:
     """Format features as on the command line. Parsing the text gives the same features.
 

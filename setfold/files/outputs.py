@@ -44,12 +44,13 @@ class Sink(ABC):
         self.file = SealedWriter(path)
         self.writer: Any = None
         self.rows = 0
+        self.names: list[str] = []
 
     def write(self, table: pa.Table) -> None:
         """Write a table. The first one determines the columns."""
         schema = table.schema.with_metadata({**(table.schema.metadata or {}), **self.metadata})
         if self.writer is None:
-            self.writer = self._open_writer(schema)
+            self.writer, self.names = self._open_writer(schema), schema.names
         self.writer.write_table(table.replace_schema_metadata(schema.metadata))
         self.rows += len(table)
 
@@ -100,7 +101,10 @@ class ArrowSink(Sink):
 
 
 class NpzSink(ArrowSink):
-    """NumPy archive with three arrays: set (B,), count (B,) and encoding (B, ...)."""
+    """NumPy archive with three arrays: set (B,), count (B,) and encoding (B, ...).
+
+    If the set id has several columns, each is an array (B,) with its name.
+    """
 
     suffixes: ClassVar[tuple[str, ...]] = (".npz",)
 
@@ -116,7 +120,7 @@ class NpzSink(ArrowSink):
         arrow = self.path.with_name(self.path.name + ".table")
         self.path.rename(arrow)
         with zipfile.ZipFile(self.path, "w") as archive:
-            for name in ("set", "count", "encoding"):
+            for name in self.names:
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
                     _write_array(file, partial(_blocks, arrow, name))
             archive.comment = RESULT + b"=" + self.metadata[RESULT]

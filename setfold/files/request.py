@@ -92,7 +92,10 @@ def with_defaults(options: RunOptions | ReadOptions, allowed: type[RunOptions]) 
 
 
 def make_columns(
-    set: str | None, features: str | Sequence[str] | None, explode: bool, root: str | Path | None
+    set: str | Sequence[str] | None,
+    features: str | Sequence[str] | None,
+    explode: bool,
+    root: str | Path | None,
 ) -> ColumnSpec:
     """Return which columns to read, and how sets are named.
 
@@ -104,7 +107,17 @@ def make_columns(
             f"a root is for set ids that are paths, but the column {set!r} holds the set ids. Omit "
             "--root or --set."
         )
-    return ColumnSpec.parse(features, set, explode, None if root is None else absolute(root))
+    found = ColumnSpec.parse(features, set, explode, None if root is None else absolute(root))
+    if len(found.set_names) > 1:
+        check_result_names(found.set_names)
+    return found
+
+
+def check_result_names(names: Sequence[str]) -> None:
+    """Raise InputError if a column of the set id has the name of another column of the result."""
+    for name in names:
+        if name in ("count", "encoding"):
+            raise InputError(f"the set column cannot be named {name!r}. Rename it.")
 
 
 def build_plan(

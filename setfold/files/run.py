@@ -16,6 +16,8 @@ from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.persist import replace_durably, sync
 from setfold.errors import InputError, NonFiniteError, SetfoldError
 from setfold.files.budget import current_memory, peak_memory
+from setfold.files.columns import stored_type
+from setfold.files.encodings import split_ids
 from setfold.files.engines.task import Shard, Skipped, Step, Task
 from setfold.files.journal import WorkFolder
 from setfold.files.outputs import Sink
@@ -235,6 +237,7 @@ class Run:
             name: o.sink(folder / name, {**o.metadata, RESULT: o.digest.encode()})
             for name, o in names.items()
         }
+        fields = self.plan.task.columns.id_fields
         sets = dict.fromkeys(names, 0)
         elements = dict.fromkeys(names, 0)
         self.phase_started = time.monotonic()
@@ -242,7 +245,7 @@ class Run:
             table = self._without_overflows(table)
             for name, output in names.items():
                 for part in table.parts() if output.holds_states else self._read_out(table):
-                    sinks[name].write(part)
+                    sinks[name].write(part if output.holds_states else split_ids(part, fields))
                     sets[name] += len(part)
                     elements[name] += int(np.sum(part["count"].to_numpy()))
             self._report_progress("writing", max(sets.values()), 0)
@@ -300,12 +303,13 @@ class Run:
         kind: type[SetfoldError] = NonFiniteError,
     ) -> None:
         """List sets that are not written, or raise an error that names the first one."""
+        show = self.plan.task.columns.show_id
         if not self.plan.task.skip:
             raise kind(
-                f"the set {sets[0]} cannot be written: {reason}. {advice}, or leave out such sets "
+                f"the set {show(sets[0])} cannot be written: {reason}. {advice}, or leave out such sets "
                 "with --on-error skip --restart."
             )
-        self.work.log_skipped([Skipped(None, None, reason, str(name)) for name in sets])
+        self.work.log_skipped([Skipped(None, None, reason, show(name)) for name in sets])
         self.journal.skipped += len(sets)
 
     def _report_progress(self, phase: str, done: float, total: float) -> None:
@@ -364,5 +368,5 @@ def _ensure_one(
 ) -> Iterator[StateTable]:
     """Yield the tables, or one empty table, so that an empty output still has its columns."""
     first: Any = next(tables, None)
-    yield first or StateTable(pa.array([], set_type), encoder.initial_state(0))
+    yield first or StateTable(pa.array([], stored_type(set_type)), encoder.initial_state(0))
     yield from tables

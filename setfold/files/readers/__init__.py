@@ -56,13 +56,13 @@ def file_of(path: Path) -> Path:
 
 
 def open_reader(
-    path: Path, text_column: str | None = None, number_columns: Collection[str] = ()
+    path: Path, text_columns: Collection[str] = (), number_columns: Collection[str] = ()
 ) -> Reader:
     """Open a file with the reader for its suffix.
 
     Args:
         path: The file.
-        text_column: A column to read as text, in formats without types (CSV, TSV).
+        text_columns: Columns to read as text, in formats without types (CSV, TSV).
         number_columns: Columns to read as numbers, in formats without types. Other cells are null.
 
     Raises:
@@ -80,4 +80,4 @@ def open_reader(
     if file.is_dir() != reader.is_folder:
         expected, got = ("folder", "file") if reader.is_folder else ("file", "folder")
         raise FileError(f"expected a {expected} at {file}, by its suffix; got a {got}. Rename it.")
-    return reader(path, text_column, number_columns)
+    return reader(path, text_columns, number_columns)
