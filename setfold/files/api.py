@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 from torch import nn
 
 from setfold.core.encoder import StreamingSetEncoder
+from setfold.core.passes import MultiPassSetEncoder
 from setfold.errors import InputError, StateMismatchError
 from setfold.files.arguments import checked
 from setfold.files.columns import ColumnSpec
 from setfold.files.engines import local
-from setfold.files.execute import Job, execute
+from setfold.files.execute import Job, Prepare, check_outputs, execute
 from setfold.files.features import format_features
 from setfold.files.outputs import ArrowSink, sink_for
+from setfold.files.passes import encode_in_passes
 from setfold.files.request import (
     InputNames,
     ReadOptions,
@@ -23,6 +25,7 @@ from setfold.files.request import (
     build_plan,
     cast_encoder,
     check_states_path,
+    check_unchanged,
     describe_request,
     dtype_of,
     make_columns,
@@ -56,7 +59,8 @@ def encode_sets(
     set may be spread over the files in any order. The output is sorted by set id.
 
     Args:
-        model: A streaming set encoder. It is switched to evaluation mode.
+        model: A streaming set encoder, or one of several passes, for which the files are read
+            several times. It is switched to evaluation mode.
         inputs: Files, folders or glob patterns, such as "events/*.parquet".
         out: The output, a .parquet, .arrow, .npz or .csv file with set, count and encoding.
         set: The column that holds the set id of each row, or several: "run,event" or a list. If
@@ -86,31 +90,45 @@ def encode_sets(
     2 [2, 1]
     """
     settings = with_defaults(options, ReadOptions)
-    encoder = cast_encoder(prepare_encoder(model), dtype)
     engine = select_engine(settings)
     columns = make_columns(set, features, explode, root)
     states_path = None if states is None else check_states_path(states)
+    stamps: dict[str, list[int]] = {}
 
-    def prepare(without: Collection[Path]) -> Job:
-        plan = build_plan(encoder, inputs, columns, settings, without=without)
-        outputs = [Output(Path(out), sink_for(Path(out)), holds_states=False)]
-        if states_path is not None:
-            stamps = resolve_stamps(plan.inputs)
-            saved = model_to_bytes(encoder)
-            provenance = Provenance(saved, stamps, plan.task.columns, dtype_of(encoder))
-            outputs.append(Output(states_path, ArrowSink, True, provenance.metadata()))
-        return Job(plan, outputs)
+    def job_of(encoder: StreamingSetEncoder, out: Path) -> Prepare:
+        def prepare(without: Collection[Path]) -> Job:
+            plan = build_plan(encoder, inputs, columns, settings, without=without)
+            stamps.update(check_unchanged(stamps, resolve_stamps(plan.inputs)))
+            outputs = [Output(out, sink_for(out), holds_states=False)]
+            if states_path is not None:
+                saved = model_to_bytes(encoder)
+                provenance = Provenance(saved, stamps, plan.task.columns, dtype_of(encoder))
+                outputs.append(Output(states_path, ArrowSink, True, provenance.metadata()))
+            return Job(plan, outputs)
 
-    request = describe_request(
-        "encode",
-        inputs,
-        out,
-        columns=columns.describe(),
-        states=resolve_path(states),
-        dtype=dtype,
-    )
-    paths = [out] if states is None else [out, states]
-    return execute(request, paths, prepare, engine, settings)
+        return prepare
+
+    def request_of(out: Path) -> dict[str, Any]:
+        more = {"columns": columns.describe(), "states": resolve_path(states), "dtype": dtype}
+        return describe_request("encode", inputs, out, **more)
+
+    def run(encoder: StreamingSetEncoder, out: Path, settings: ReadOptions) -> Summary:
+        paths = [out] if states is None else [out, states]
+        return execute(request_of(out), paths, job_of(encoder, out), engine, settings)
+
+    path = Path(out)
+    if not isinstance(model, MultiPassSetEncoder):
+        return run(cast_encoder(prepare_encoder(model), dtype), path, settings)
+    if states is not None:
+        raise InputError(
+            f"{type(model).__name__} needs {model.passes} passes over a set, so its states cannot "
+            "be updated with more elements later. Omit --states."
+        )
+
+    def check(encoder: StreamingSetEncoder) -> Summary | None:
+        return check_outputs(request_of(path), [path], job_of(encoder, path), settings)
+
+    return encode_in_passes(cast_encoder(model.eval(), dtype), path, settings, check, run)
 
 
 @checked

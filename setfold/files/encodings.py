@@ -119,6 +119,12 @@ def split_ids(table: pa.Table, fields: Sequence[tuple[str, pa.DataType]]) -> pa.
     return pa.table(found, names=[*names, *COLUMNS[1:]]).replace_schema_metadata(metadata)
 
 
+def ids_in(table: pa.Table) -> pa.Array:
+    """Return the set ids of encodings as one column, the inverse of `split_ids`."""
+    names = _ids_of(header_of(table.schema, "encodings"))
+    return _joined([combined(table[name]) for name in names])
+
+
 def _ids_of(header: dict[str, Any]) -> list[str]:
     """Return the columns of the set ids."""
     ids = header.get(IDS, [COLUMNS[0]])

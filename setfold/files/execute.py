@@ -87,6 +87,37 @@ def execute(
         return run.run()
 
 
+def check_outputs(
+    request: dict[str, Any],
+    outputs: Sequence[str | Path],
+    prepare: Prepare,
+    options: ReadOptions,
+) -> Summary | None:
+    """Return the summary of a request that is complete; None if there is something to do.
+
+    Raises:
+        InputError: `execute` could not write the outputs, so that the work before would be lost.
+    """
+    paths, resume = [Path(path).resolve() for path in outputs], options["resume"]
+    _check_targets(paths)
+    restart, save_every = options["restart"], options["save_every"]
+    with open_work_folder(
+        paths, request, resume=resume, restart=restart, save_every=save_every
+    ) as work:
+        if work.journal is not None:
+            return None
+        finished = [path for path in paths if resume and read_result(path)]
+        job = _with_results(prepare(finished), request["command"], False)
+        if resume and _is_complete(job):
+            return summarize_complete(job.plan, job.outputs)
+        _check_contents(job)
+        _check_inputs_are_kept(job.plan, paths, False)
+        for output in job.outputs:
+            digest, overwrite = output.digest if resume else None, options["overwrite"]
+            check_replaceable(output.path, digest, replaces=None, overwrite=overwrite)
+        return None
+
+
 def _check_targets(paths: Sequence[Path]) -> None:
     """Raise InputError if the outputs cannot be written."""
     if len({*paths}) < len(paths):

@@ -6,14 +6,15 @@ from collections.abc import Callable, Collection, Sequence
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar
 
 import torch
 from torch import nn
 
-from setfold.core.encoder import StreamingSetEncoder
+from setfold.core.encoder import SetEncoder, StreamingSetEncoder
 from setfold.core.models import DTYPES
-from setfold.errors import InputError
+from setfold.core.weights import first_tensor
+from setfold.errors import FileError, InputError
 from setfold.files.budget import parse_size
 from setfold.files.columns import ColumnSpec
 from setfold.files.engines import local
@@ -24,6 +25,7 @@ from setfold.files.outputs import ArrowSink
 from setfold.files.plan import Plan, make_plan
 from setfold.files.run import Engine, Progress
 
+Encoder = TypeVar("Encoder", bound=SetEncoder)
 InputNames = str | Path | Sequence[str | Path]
 ProgressCallback = Callable[[Progress], None]
 
@@ -149,8 +151,8 @@ def prepare_encoder(model: nn.Module) -> StreamingSetEncoder:
     passes = getattr(model, "passes", None)
     if passes is not None:
         raise InputError(
-            f"{type(model).__name__} needs {passes} passes over a set, but files are read once. "
-            "Call setfold.fold for each set, or use an encoder that folds in one pass."
+            f"{type(model).__name__} needs {passes} passes over a set, which is possible only for "
+            "encode. Call setfold.fold for each set, or use an encoder that folds in one pass."
         )
     found = (
         f"expected a streaming set encoder; got {type(model).__name__}, which cannot be folded. "
@@ -160,7 +162,7 @@ def prepare_encoder(model: nn.Module) -> StreamingSetEncoder:
     )
 
 
-def cast_encoder(encoder: StreamingSetEncoder, dtype: str | None) -> StreamingSetEncoder:
+def cast_encoder(encoder: Encoder, dtype: str | None) -> Encoder:
     """Return a copy of an encoder that computes in another dtype, or the encoder itself.
 
     Args:
@@ -175,13 +177,14 @@ def cast_encoder(encoder: StreamingSetEncoder, dtype: str | None) -> StreamingSe
         return deepcopy(encoder).to(DTYPES[dtype])
     except TypeError as error:  # as on MPS, which has no float64
         raise InputError(
-            f"{encoder.device} does not support {dtype}. Use another device."
+            f"the device of the model does not support {dtype}. Use another device."
         ) from error
 
 
-def dtype_of(encoder: StreamingSetEncoder) -> str:
+def dtype_of(encoder: SetEncoder) -> str:
     """Return the dtype in which an encoder computes, such as "float32"."""
-    weight = encoder.first_weight
+    is_streaming = isinstance(encoder, StreamingSetEncoder)
+    weight = encoder.first_weight if is_streaming else first_tensor((encoder,))
     return str(torch.float32 if weight is None else weight.dtype).removeprefix("torch.")
 
 
@@ -234,3 +237,23 @@ def check_states_path(path: str | Path) -> Path:
 def resolve_stamps(inputs: dict[str, Stamp]) -> dict[str, list[int]]:
     """Return the stamps of files by absolute path, as they are saved in a state file."""
     return {str(Path(name).resolve()): list(stamp) for name, stamp in inputs.items()}
+
+
+def check_unchanged(
+    before: dict[str, list[int]], now: dict[str, list[int]]
+) -> dict[str, list[int]]:
+    """Return the stamps of the inputs of a pass.
+
+    Args:
+        before: The stamps in an earlier pass; empty in the first one.
+        now: The stamps now.
+
+    Raises:
+        FileError: They differ.
+    """
+    if before and before != now:
+        raise FileError(
+            "the inputs have changed between two passes. Make sure that nothing writes to them, then "
+            "start over with --restart."
+        )
+    return now
