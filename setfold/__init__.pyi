@@ -32,6 +32,7 @@ from .encoders.set_transformer import SeedAttention as SeedAttention
 from .encoders.set_transformer import SetTransformer as SetTransformer
 from .encoders.slot_attention import SlotAttention as SlotAttention
 from .encoders.slot_set import SlotSetEncoder as SlotSetEncoder
+from .encoders.summary import SummaryStatistics as SummaryStatistics
 from .errors import CancelledAttentionWarning as CancelledAttentionWarning
 from .errors import DescriptionError as DescriptionError
 from .errors import DistributedError as DistributedError
@@ -58,5 +59,17 @@ from .folding.batches import collate as collate
 from .folding.merge import all_merge as all_merge
 from .laws.check import check as check
 from .laws.check import check_all as check_all
+from .learning.train import evaluate_sets as evaluate_sets
+from .learning.train import train_sets as train_sets
+from .preprocessing.columns import CategoryColumn as CategoryColumn
+from .preprocessing.columns import Columns as Columns
+from .preprocessing.columns import NumberColumn as NumberColumn
+from .preprocessing.columns import TimeColumn as TimeColumn
+from .preprocessing.columns import VectorColumn as VectorColumn
+from .preprocessing.heads import ResidualHead as ResidualHead
+from .preprocessing.heads import Standardize as Standardize
+from .preprocessing.relative import RelativeLayer as RelativeLayer
+from .preprocessing.targets import Classes as Classes
+from .preprocessing.targets import Quantity as Quantity
 
 __version__: str

@@ -246,6 +246,14 @@ def moments(elements):
     return np.array([means, variances])
 
 
+def summary_statistics(elements):
+    """(n, d) elements to (1 + 4 d,): log(1 + n), mean, standard deviation, minimum and maximum."""
+    elements = _array(elements)
+    mean, variance = moments(elements)
+    ends = [[pick(column.tolist()) for column in elements.T] for pick in (min, max)]
+    return np.array([math.log1p(len(elements)), *mean, *np.sqrt(variance), *ends[0], *ends[1]])
+
+
 def set_norm(layer: setfold.SetNorm, elements):
     """(n, d) elements to (n, d)."""
     elements = _array(elements)

@@ -185,6 +185,7 @@ MODELS = {
     setfold.SeedAttention: seed_attentions(),
     setfold.PMA: seed_attentions(setfold.PMA),
     setfold.Moments: st.builds(setfold.Moments, st.just(DIM_IN)),
+    setfold.SummaryStatistics: st.builds(setfold.SummaryStatistics, st.just(DIM_IN)),
     setfold.SetTransformer: set_transformers(),
     setfold.EquivariantDeepSets: equivariant_deep_sets(),
     setfold.SlotAttention: slot_attentions(),

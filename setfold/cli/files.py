@@ -135,6 +135,14 @@ ModelOption = Annotated[
         "--model", help="Model to use instead of the one in the states, e.g. with another head."
     ),
 ]
+Head = Annotated[
+    bool,
+    typer.Option(
+        "--head/--no-head",
+        help="Apply the head of the model, for predictions instead of encodings. A classifier then "
+        "writes probabilities.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -175,6 +183,7 @@ def encode(
             "and readout use the same."
         ),
     ] = None,
+    head: Head = False,
     memory: Memory = "2GB",
     on_error: OnErrorOption = OnError.STOP,
     engine: EngineOption = EngineName.LOCAL,
@@ -218,6 +227,7 @@ def encode(
             root=root,
             states=states,
             dtype=dtype,
+            head=head,
             memory=memory,
             skip_errors=skip,
             engine=engine,
@@ -325,6 +335,7 @@ def readout(
     states: Annotated[Path, typer.Argument(help="State file written by encode --states.")],
     out: Out,
     model: ModelOption = None,
+    head: Head = False,
     memory: Memory = "2GB",
     on_error: OnErrorOption = OnError.STOP,
     resume: Resume = False,
@@ -342,6 +353,7 @@ def readout(
         states,
         out,
         **_model_options(model, allow),
+        head=head,
         memory=memory,
         skip_errors=on_error is OnError.SKIP,
         resume=resume,

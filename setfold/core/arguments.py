@@ -37,6 +37,27 @@ def check_positive(**numbers: object) -> None:
             raise InputError(f"{name} must be a positive number; got {number!r}.")
 
 
+def check_numbers(**numbers: object) -> None:
+    """Raise InputError unless every named number is finite.
+
+    >>> check_numbers(center=-2.5)
+    """
+    for name, number in numbers.items():
+        real = isinstance(number, int | float) and not isinstance(number, bool)
+        if not real or not math.isfinite(number):  # type: ignore[arg-type]  # mypy forgets `real`
+            raise InputError(f"{name} must be a finite number; got {number!r}.")
+
+
+def check_text(**texts: object) -> None:
+    """Raise InputError unless every named value is text, and not empty.
+
+    >>> check_text(name="amount")
+    """
+    for name, text in texts.items():
+        if not isinstance(text, str) or not text:
+            raise InputError(f"{name} must be text; got {text!r}.")
+
+
 def check_flags(**flags: object) -> None:
     """Raise InputError unless every named flag is True or False.
 

@@ -30,6 +30,7 @@ from setfold.files.request import (
     dtype_of,
     make_columns,
     prepare_encoder,
+    read_by,
     resolve_path,
     resolve_stamps,
     select_engine,
@@ -51,6 +52,7 @@ def encode_sets(
     root: str | Path | None = None,
     states: str | Path | None = None,
     dtype: str | None = None,
+    head: bool = False,
     **options: Unpack[ReadOptions],
 ) -> Summary:
     """Encode all sets in some files and write one vector per set.
@@ -75,6 +77,8 @@ def encode_sets(
         states: An .arrow file for the states, which can be updated and merged later.
         dtype: Compute in "float32" or "float64". If None, in the dtype of the model. The model itself
             is not changed.
+        head: Whether to apply the head of the model. If False, the encodings are the readouts of
+            its encoder. With the head, a model that was trained to classify writes probabilities.
         options: Options of the run, such as memory="4GB", resume=True, overwrite=True,
             skip_errors=True or engine="ray". `setfold.files.request.ReadOptions` lists all of them.
 
@@ -97,7 +101,7 @@ def encode_sets(
 
     def job_of(encoder: StreamingSetEncoder, out: Path) -> Prepare:
         def prepare(without: Collection[Path]) -> Job:
-            plan = build_plan(encoder, inputs, columns, settings, without=without)
+            plan = build_plan(read_by(encoder, head), inputs, columns, settings, without=without)
             stamps.update(check_unchanged(stamps, resolve_stamps(plan.inputs)))
             outputs = [Output(out, sink_for(out), holds_states=False)]
             if states_path is not None:
@@ -110,7 +114,7 @@ def encode_sets(
 
     def request_of(out: Path) -> dict[str, Any]:
         more = {"columns": columns.describe(), "states": resolve_path(states), "dtype": dtype}
-        return describe_request("encode", inputs, out, **more)
+        return describe_request("encode", inputs, out, **more, head=head)
 
     def run(encoder: StreamingSetEncoder, out: Path, settings: ReadOptions) -> Summary:
         paths = [out] if states is None else [out, states]
@@ -128,7 +132,8 @@ def encode_sets(
     def check(encoder: StreamingSetEncoder) -> Summary | None:
         return check_outputs(request_of(path), [path], job_of(encoder, path), settings)
 
-    return encode_in_passes(cast_encoder(model.eval(), dtype), path, settings, check, run)
+    several = read_by(cast_encoder(model.eval(), dtype), head)
+    return encode_in_passes(several, path, settings, check, run)
 
 
 @checked
@@ -266,6 +271,7 @@ def readout_states(
     *,
     model: nn.Module | None = None,
     allow: Iterable[str] = (),
+    head: bool = False,
     **options: Unpack[RunOptions],
 ) -> Summary:
     """Compute the encodings of the sets in a state file.
@@ -276,6 +282,7 @@ def readout_states(
         model: The model that computed the states; its head may differ. If None, the model in the
             state file.
         allow: As for `update_states`.
+        head: Whether to apply the head of the model, as for `encode_sets`.
         options: Options of the run, such as memory="4GB" or resume=True.
             `setfold.files.request.RunOptions` lists all of them.
 
@@ -293,12 +300,12 @@ def readout_states(
     settings = with_defaults(options, RunOptions)
 
     def prepare(_: Collection[Path]) -> Job:
-        encoder = _load_encoder([Path(states)], model, allow)
+        encoder = read_by(_load_encoder([Path(states)], model, allow), head)
         columns = _common_columns([Path(states)]) or ColumnSpec(None, None)
         plan = build_plan(encoder, (), columns, settings, [Path(states)])
         return Job(plan, [Output(Path(out), sink_for(Path(out)), holds_states=False)])
 
-    request = describe_request("readout", states, out)
+    request = describe_request("readout", states, out, head=head)
     return execute(request, [out], prepare, local.steps, settings)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from setfold.errors import InputError
-from setfold.files.features import Feature, parse_features, parse_names, suggest_shift
+from setfold.files.features import (
+    Feature,
+    format_features,
+    parse_features,
+    parse_names,
+    suggest_shift,
+)
 from setfold.files.ids import TYPES, check_type, show
 from setfold.files.readers.reader import listed, suggest
+from setfold.preprocessing.columns import Column, Columns
 
 ROW_ID = [("file", pa.large_string()), ("row", pa.int64())]  # the id of a row that is a set
 OPTIONAL = ("excluded", "types")  # not written if empty
@@ -92,6 +99,12 @@ class ColumnSpec:
         """The names of the features, if they were given."""
         return [feature.name for feature in self.features or ()]
 
+    def numbers(self, parser: Columns | None) -> list[str]:
+        """Return the features to read as numbers, in formats without types."""
+        if parser is None:
+            return self.named
+        return [column.name for column in parser.all if column.fits(pa.float64())]
+
     def chosen(self, schema: pa.Schema) -> tuple[Feature, ...]:
         """Return the features, with the default resolved to columns of the file.
 
@@ -107,13 +120,20 @@ class ColumnSpec:
             and 0 <= depth_of(field.type) <= self._depth
         )
 
-    def needed(self, schema: pa.Schema, partition: Mapping[str, str], path: Path) -> list[str]:
+    def needed(
+        self,
+        schema: pa.Schema,
+        partition: Mapping[str, str],
+        path: Path,
+        parser: Columns | None = None,
+    ) -> list[str]:
         """Validate the columns of a file, and return those that must be read.
 
         Args:
             schema: The columns of the file.
             partition: The key=value folders in its path.
             path: The file, for error messages.
+            parser: The columns of the model, if it parses them itself.
 
         Raises:
             InputError: A column is missing or has the wrong type.
@@ -130,7 +150,10 @@ class ColumnSpec:
         names = [feature.name for feature in features]
         for name in names:
             _check_present(name, schema.names, path)
-            self._check_numbers(schema.field(name), path)
+            if parser is None:
+                self._check_numbers(schema.field(name), path)
+            else:
+                self._check_parsed(parser[name], schema.field(name), path)
         if self.explode and not any(depth_of(schema.field(name).type) for name in names):
             raise InputError(
                 f"{path} has no lists to explode: {listed(names)} have one number in each row. "
@@ -156,6 +179,18 @@ class ColumnSpec:
             raise InputError(
                 f"column {field.name!r} of {path} is {field.type}; expected numbers or plain "
                 "lists. If each row is a whole set, pass --explode."
+            )
+
+    def _check_parsed(self, column: Column, field: pa.Field, path: Path) -> None:
+        kind = field.type
+        if self.explode and is_list(kind):
+            kind = kind.value_type
+        if pa.types.is_dictionary(kind):
+            kind = kind.value_type
+        if not (column.fits(kind) or pa.types.is_null(kind)):
+            raise InputError(
+                f"column {field.name!r} of {path} is {field.type}; the model was trained with "
+                f"{column.expected()}. Convert the column."
             )
 
     def width(self, schema: pa.Schema) -> int | None:
@@ -215,6 +250,27 @@ class ColumnSpec:
 def stored_type(set_type: pa.DataType) -> pa.DataType:
     """Return the type of set ids in tables, given that of `ColumnSpec.set_type`."""
     return pa.large_binary() if pa.types.is_struct(set_type) else set_type
+
+
+def parsed_by(parser: Columns | None, columns: ColumnSpec) -> ColumnSpec:
+    """Return the columns with the features that a model reads by itself.
+
+    Args:
+        parser: The columns of the model; None if it takes any features.
+        columns: The columns that were requested.
+
+    Raises:
+        InputError: Other features were requested.
+    """
+    if parser is None:
+        return columns
+    own = tuple(Feature(name) for name in parser.names)
+    if columns.features not in (None, own) or columns.excluded:
+        raise InputError(
+            f"the model reads its own columns, {format_features(own)}; got "
+            f"{format_features(columns.features or ())}. Omit --features."
+        )
+    return replace(columns, features=own)
 
 
 def depth_of(kind: pa.DataType) -> int:

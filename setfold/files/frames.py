@@ -25,6 +25,7 @@ from setfold.files.request import (
     check_result_names,
     make_columns,
     prepare_encoder,
+    read_by,
 )
 from setfold.files.tables.arrow import combined, header_of, shape_of
 from setfold.files.tables.overflow import find_finite, find_marks
@@ -44,6 +45,7 @@ def encode_frame(
     features: str | Sequence[str] | None = None,
     explode: bool = False,
     dtype: str | None = None,
+    head: bool = False,
 ) -> Any:
     """Encode the sets of a data frame, and return a frame of the same kind with one row per set.
 
@@ -61,6 +63,7 @@ def encode_frame(
         explode: Whether each row holds many elements, stored as lists. If `set` is None, each row
             is one set.
         dtype: Compute in "float32" or "float64". If None, in the dtype of the model.
+        head: Whether to apply the head of the model, as for `encode_sets`.
 
     Returns:
         One row per set, sorted by set id: the set id under the name of its column (the number of
@@ -83,7 +86,7 @@ def encode_frame(
             "encode_frame needs the column with the set id of each row. Pass its name as set, or "
             "explode=True if each row is a set."
         )
-    encoder = cast_encoder(prepare_encoder(model), dtype)
+    encoder = read_by(cast_encoder(prepare_encoder(model), dtype), head)
     columns = make_columns(set, features, explode, None)
     check_result_names(columns.set_names)
     task = frame_task(encoder, columns)

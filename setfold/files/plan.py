@@ -17,7 +17,7 @@ from setfold.core.persist import digest_of
 from setfold.core.weights import weights_of
 from setfold.errors import FileError, InputError, SetfoldError
 from setfold.files.budget import Budget, format_size, split_memory
-from setfold.files.columns import ColumnSpec
+from setfold.files.columns import ColumnSpec, parsed_by
 from setfold.files.engines.task import Shard, Skipped, Stamp, Task
 from setfold.files.features import Feature
 from setfold.files.inputs import Input, absolute, find_inputs
@@ -26,6 +26,7 @@ from setfold.files.rows import rows_of
 from setfold.files.states import read_provenance
 from setfold.files.tables.table import check_storable, element_dtypes
 from setfold.files.tables.usable import TOO_LARGE, find_unusable
+from setfold.preprocessing.columns import columns_of
 
 SHARD_ROWS = 1 << 20
 MAX_SHARDS = 1 << 14  # of one file; a header may list any number of rows
@@ -105,7 +106,7 @@ def make_plan(
     check_storable(encoder)
     model_bytes = sum(part.nbytes for part in (*encoder.parameters(), *encoder.buffers()))
     split_memory(memory, model_bytes, 1, 1)  # an error before anything is opened
-    scan = _InputScan(encoder, columns, skip, memory)
+    scan = _InputScan(encoder, parsed_by(columns_of(encoder), columns), skip, memory)
     for path in states:
         scan.add_states(path)
     left_out = []
@@ -154,7 +155,8 @@ class _InputScan:
         self, encoder: StreamingSetEncoder, columns: ColumnSpec, skip: bool, memory: int
     ) -> None:
         self.encoder, self.columns, self.skip, self.memory = encoder, columns, skip, memory
-        self.width = encoder.dim_in
+        self.parser = columns_of(encoder)
+        self.width = encoder.dim_in if self.parser is None else self.parser.width
         self.shards: list[Shard] = []
         self.inputs: dict[str, Stamp] = {}
         self.skipped: list[Skipped] = []
@@ -180,7 +182,8 @@ class _InputScan:
         """Add a file of rows."""
         try:
             stamp = Stamp.of(found.path)
-            with open_reader(found.path, self.columns.set_names, self.columns.named) as reader:
+            numbers = self.columns.numbers(self.parser)
+            with open_reader(found.path, self.columns.set_names, numbers) as reader:
                 shards = list(self._split(found, stamp, reader))
         except SetfoldError as error:
             if not self.skip:
@@ -199,11 +202,11 @@ class _InputScan:
             return  # JSON lines have columns only if there is a line
         if self.columns.features is None and self._is_scan(reader.schema):
             self.columns = replace(self.columns, features=POSITION, excluded=())
-        names = self.columns.needed(reader.schema, partition, path)
+        names = self.columns.needed(reader.schema, partition, path, self.parser)
         self._check_set_type(self._set_type(reader, partition), path)
         if self.width is None:
             self.width = self.columns.width(reader.schema)
-        if self.width is not None:
+        if self.width is not None and self.parser is None:
             self.columns.check_width(reader.schema, self.width, path)
         reader.check(names)
         self._check_blocks(reader.block_bytes(names), path)
@@ -241,7 +244,13 @@ class _InputScan:
         (dtype, wanted), partition = element_dtypes(self.encoder), found.partition
         for batch in reader.read(names, 0, None, rows=SAMPLE_ROWS):
             rows = rows_of(
-                batch, self.columns, first=0, dtype=dtype, width=self.width, partition=partition
+                batch,
+                self.columns,
+                first=0,
+                dtype=dtype,
+                width=self.width,
+                partition=partition,
+                parser=self.parser,
             )
             self.is_sampled = True
             if len(rows.elements):

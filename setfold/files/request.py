@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Sequence
-from copy import deepcopy
+from copy import copy, deepcopy
 from functools import partial
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypedDict, TypeVar, cast
 
 import torch
 from torch import nn
 
+from setfold.core.composition import Composition
 from setfold.core.encoder import SetEncoder, StreamingSetEncoder
 from setfold.core.models import DTYPES
+from setfold.core.passes import MultiPassSetEncoder
 from setfold.core.weights import first_tensor
-from setfold.errors import FileError, InputError
+from setfold.errors import CancelledAttentionWarning, FileError, InputError
 from setfold.files.budget import parse_size
 from setfold.files.columns import ColumnSpec
 from setfold.files.engines import local
@@ -24,6 +27,7 @@ from setfold.files.journal import SAVE_EVERY
 from setfold.files.outputs import ArrowSink
 from setfold.files.plan import Plan, make_plan
 from setfold.files.run import Engine, Progress
+from setfold.preprocessing.targets import Classes, target_of
 
 Encoder = TypeVar("Encoder", bound=SetEncoder)
 InputNames = str | Path | Sequence[str | Path]
@@ -160,6 +164,32 @@ def prepare_encoder(model: nn.Module) -> StreamingSetEncoder:
     raise InputError(
         f"{found}Call setfold.check to see why.", command=f"{found}Run setfold check to see why."
     )
+
+
+def read_by(encoder: Encoder, head: bool) -> Encoder:
+    """Return what reads states out: the encoder without its head, or with it.
+
+    With the head, a model that was trained to classify returns probabilities instead of logits.
+    The result shares its weights with the encoder.
+
+    Args:
+        encoder: The encoder.
+        head: Whether to apply its head.
+    """
+    if not isinstance(encoder, Composition | MultiPassSetEncoder) or encoder.head is None:
+        return encoder
+    last: nn.Module | None = None
+    if head:
+        is_classifier = isinstance(target_of(encoder.head), Classes)
+        last = nn.Sequential(encoder.head, nn.Softmax(-1)) if is_classifier else encoder.head
+    if isinstance(encoder, MultiPassSetEncoder):
+        several = copy(encoder)
+        several._modules = dict(encoder._modules)  # torch's own copy would share it
+        several.head = last
+        return several.eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CancelledAttentionWarning)
+        return cast("Encoder", Composition(encoder.encoder, encoder.features, last).eval())
 
 
 def cast_encoder(encoder: Encoder, dtype: str | None) -> Encoder:

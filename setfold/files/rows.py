@@ -14,6 +14,7 @@ from setfold.files.columns import ColumnSpec, is_list
 from setfold.files.features import Feature
 from setfold.files.ids import TEXT, pack
 from setfold.files.readers import BadRow
+from setfold.preprocessing.columns import Columns
 
 BLOCK_ROWS = 8192  # rows that are copied at a time; more would not fit into the CPU cache
 
@@ -69,6 +70,7 @@ def rows_of(
     dtype: np.dtype,
     width: int | None,
     partition: Mapping[str, str],
+    parser: Columns | None = None,
 ) -> Rows:
     """Extract the elements of a batch, and find its bad rows.
 
@@ -80,6 +82,7 @@ def rows_of(
             conversion.
         width: The number of features of an element; None to use the width of the first row.
         partition: The key=value folders in the path of the file.
+        parser: The columns of the model, if it parses them itself.
 
     >>> batch = pa.record_batch({"event": [7, 7, 8], "x": [1.0, None, 3.0], "y": [4, 5, 6]})
     >>> rows = rows_of(
@@ -96,12 +99,18 @@ def rows_of(
     }
     arrays = [_decoded(batch.column(feature.name)) for feature in features]
     draft = _Draft([feature.name for feature in features], arrays, ids)
+    if parser is not None:
+        draft.optional = {column.name for column in parser.all if column.takes_missing}
     draft.drop_nulls()
     if columns.explode:
         draft.explode()
         draft.drop_nulls()
-    draft.drop_other_widths(width)
-    elements = _matrix(draft.arrays, features, dtype)
+    if parser is None:
+        draft.drop_other_widths(width)
+        elements = _matrix(draft.arrays, features, dtype)
+    else:
+        with np.errstate(over="ignore"):  # overflows become infinite, and are found later
+            elements = parser.read(dict(zip(draft.names, draft.arrays, strict=True))).astype(dtype)
     if width is not None and elements.shape[1] != width:
         if len(elements):
             raise InputError(
@@ -111,7 +120,10 @@ def rows_of(
         elements = np.empty((0, width), dtype)
     sets = _set_ids(columns, draft.ids, partition, len(elements))
     bad = tuple(BadRow(first + row, reason) for row, reason in sorted(draft.reasons.items()))
-    names = draft.columns_of(elements.shape[1])
+    if parser is None:
+        names = draft.columns_of(elements.shape[1])
+    else:
+        names = tuple(column.name for column in parser.all for _ in range(column.width))
     rows = Rows(sets, elements, bad, batch.num_rows, first, draft.kept, names=names)
     if not columns.explode:
         return rows
@@ -156,11 +168,12 @@ class _Draft:
     empty: np.ndarray = field(
         default_factory=lambda: np.empty(0, np.int64)
     )  # rows without elements
+    optional: set[str] = field(default_factory=set)  # columns in which a value may be missing
 
     def drop_nulls(self) -> None:
         """Drop rows with a null in the set id, in a feature, or in the list of a feature."""
         for name, array in [*self.ids.items(), *zip(self.names, self.arrays, strict=True)]:
-            if array.null_count:
+            if array.null_count and name not in self.optional:
                 self._reject(np.flatnonzero(array.is_null()), f"column {name!r} is null")
             if is_list(array.type) and (values := array.flatten()).null_count:
                 places = _owners(array)[np.flatnonzero(values.is_null())]

@@ -26,6 +26,7 @@ from setfold.encoders.set_transformer import (
 )
 from setfold.encoders.slot_attention import SlotAttention
 from setfold.encoders.slot_set import SlotSetEncoder
+from setfold.encoders.summary import SummaryStatistics
 from setfold.laws.wrong_way import ChunkAverage, PublishedSlotSetEncoder
 
 DIM_IN, SLOTS, DIM, CHUNK = 4, 4, 8, 16
@@ -89,6 +90,7 @@ EXHIBITS = (
     Exhibit("DeepSets, element-wise", lambda: DeepSets(_features(), DIM)),
     Exhibit("Pool, max", lambda: Pool(DIM_IN, "max")),
     Exhibit("Moments", lambda: Moments(DIM_IN)),
+    Exhibit("SummaryStatistics", lambda: SummaryStatistics(DIM_IN)),
     Exhibit("AttentionPool", lambda: AttentionPool(DIM_IN, SLOTS, DIM, num_heads=2)),
     Exhibit("GatedAttentionPool", lambda: GatedAttentionPool(DIM_IN, DIM)),
     Exhibit("SeedAttention", lambda: SeedAttention(DIM_IN, SLOTS, num_heads=2)),

@@ -41,6 +41,7 @@ ENCODERS = {
     **{f"pool, {a}": lambda a=a: setfold.Pool(3, a) for a in ("sum", "max", "min")},
     "pool, all": lambda: setfold.Pool(3, ["sum", "mean", "max", "min"]),
     "moments": lambda: setfold.Moments(3),
+    "statistics": lambda: setfold.SummaryStatistics(3),
     "deep sets": lambda: setfold.DeepSets(features(), 3, ["mean", "max"]),
     "composition": lambda: setfold.Composition(slot_set(), features(), nn.Flatten()),
     "attention": lambda: setfold.AttentionPool(3, num_queries=2, dim_out=4, num_heads=2),

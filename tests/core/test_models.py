@@ -126,6 +126,28 @@ MODELS = {
         head=nn.Flatten(),
     ),
     "moments": lambda: setfold.Moments(3),
+    "statistics": lambda: setfold.SummaryStatistics(3),
+    "table": lambda: setfold.Composition(
+        setfold.Concat([setfold.SummaryStatistics(9), setfold.Pool(9)]),
+        setfold.Columns(
+            [
+                setfold.NumberColumn("x", 1.5, 2.0, log=True),
+                setfold.CategoryColumn("k", ["a", "b"], dim=3),
+                setfold.TimeColumn("t", 10**15, age=True),
+            ]
+        ),
+        nn.Sequential(
+            setfold.Standardize(46),
+            setfold.ResidualHead(46, 37, 2),
+            setfold.Classes("kind", ["a", "b"]),
+        ),
+    ),
+    "relative": lambda: setfold.LayeredSetEncoder(
+        [setfold.RelativeLayer(3, center=[0], latest=[2])],
+        setfold.Pool(3, "max"),
+        setfold.Columns([setfold.VectorColumn("v", [1.0, 2.0, 3.0], [1.0, 2.0, 3.0])]),
+        head=nn.Sequential(nn.Linear(3, 1), setfold.Quantity("age", 40.0, 10.0)),
+    ),
     "slot attention": lambda: setfold.SlotAttention(3, 4, 6, num_iterations=2, dim_hidden=5),
     "sorting": lambda: setfold.FSPool(3, num_pieces=4),
     "pairs": lambda: setfold.JanossyPool(nn.Sequential(nn.Flatten(), nn.Linear(6, 2)), 3),

@@ -74,6 +74,10 @@ def _moments(draw: Draw, dim_in: int) -> setfold.Moments:
     return setfold.Moments(dim_in)
 
 
+def _statistics(draw: Draw, dim_in: int) -> setfold.SummaryStatistics:
+    return setfold.SummaryStatistics(dim_in)
+
+
 def _attention_pool(draw: Draw, dim_in: int) -> setfold.AttentionPool:
     heads = int(draw.integers(1, 3))
     width = heads * int(draw.integers(1, 4))
@@ -148,6 +152,7 @@ MAKERS = {
     setfold.HierarchicalSlotSetEncoder: _hierarchy,
     setfold.Pool: _pool,
     setfold.Moments: _moments,
+    setfold.SummaryStatistics: _statistics,
     setfold.AttentionPool: _attention_pool,
     setfold.GatedAttentionPool: _gated_attention_pool,
     setfold.SeedAttention: _seed_attention,

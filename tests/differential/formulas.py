@@ -228,6 +228,24 @@ class Formulas:
         variance = self.a.rounded(squares, error, squares + error, count)
         return self.a.stored(stacked([mean, variance]))
 
+    def statistics(
+        self, encoder: setfold.SummaryStatistics, slots: Slots, elements: Elements, gone: Elements
+    ) -> Bounded:
+        """log(1 + n), and mean, standard deviation, minimum and maximum of each feature."""
+        if not elements:
+            return zeros(1 + 4 * encoder.dim_in)
+        both = self.moments(setfold.Moments(encoder.dim_in), slots, elements, gone)
+        mean, variance = (both.map(lambda part, place=place: part[place]) for place in (0, 1))
+        deviation = np.sqrt(variance.value)
+        low = np.sqrt(np.maximum(variance.value - variance.error, 0))
+        high = np.sqrt(variance.value + variance.error)
+        error = np.maximum(deviation - low, high - deviation)
+        spread = self.a.rounded(deviation, error, deviation, 1)
+        extrema = self.pool(setfold.Pool(encoder.dim_in, ["min", "max"]), slots, elements, gone)
+        count = np.log1p([float(len(elements))])
+        number = self.a.rounded(count, np.zeros(1), count, 1)
+        return self.a.stored(joined([number, mean, spread, extrema]))
+
     # ---- softmax over elements -------------------------------------------------------------------
 
     def attended(
@@ -336,6 +354,7 @@ FORMULAS: dict[type, Callable[..., Bounded]] = {
     setfold.HierarchicalSlotSetEncoder: Formulas.hierarchy,
     setfold.Pool: Formulas.pool,
     setfold.Moments: Formulas.moments,
+    setfold.SummaryStatistics: Formulas.statistics,
     setfold.AttentionPool: Formulas.attention_pool,
     setfold.GatedAttentionPool: Formulas.gated_attention_pool,
     setfold.SeedAttention: Formulas.seed_attention,

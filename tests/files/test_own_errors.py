@@ -174,8 +174,8 @@ def test_a_set_that_makes_the_head_raise_is_named_or_left_out(tmp_path, far):
     path, out = far_sets(tmp_path / "a.parquet", far), tmp_path / "out.parquet"
     message = rf"the set {far[0]} cannot be written: the model raises ValueError: a set is too far"
     with pytest.raises(setfold.InputError, match=message):
-        encode(model, path, out)
-    summary = encode(model, path, out, skip_errors=True, restart=True)
+        encode(model, path, out, head=True)
+    summary = encode(model, path, out, head=True, skip_errors=True, restart=True)
     left = [event for event in range(200) if event not in far]
     assert pq.read_table(out)["set"].to_pylist() == left
     assert (summary.sets, summary.skipped) == (len(left), len(far))
@@ -187,5 +187,12 @@ def test_a_head_that_never_works_is_refused_before_anything_is_read(tmp_path):
     path, seen = far_sets(tmp_path / "a.parquet", []), []
     model = setfold.Composition(setfold.Pool(1), head=nn.Linear(2, 3))
     with pytest.raises(setfold.InputError, match="cannot be read out: the model raises Runtime"):
-        encode(model, path, tmp_path / "out.parquet", progress=seen.append, skip_errors=True)
+        encode(
+            model,
+            path,
+            tmp_path / "out.parquet",
+            head=True,
+            progress=seen.append,
+            skip_errors=True,
+        )
     assert not seen

@@ -61,7 +61,8 @@ def assert_encodes(path, model, table):
 
 
 def encode(model, folder, out, **options):
-    return setfold.encode_sets(model, folder, out, **{"set": "event", "save_every": 0} | options)
+    defaults = {"set": "event", "save_every": 0, "head": True}
+    return setfold.encode_sets(model, folder, out, **defaults | options)
 
 
 @pytest.mark.parametrize("spills", [False, True])
@@ -204,6 +205,15 @@ def test_dtype(tmp_path):
     found = np.load(out)["encoding"]
     assert found.dtype == np.float64
     assert next(model.parameters()).dtype == torch.float32
+
+
+def test_the_head_is_applied_only_if_asked(tmp_path):
+    table, model = rows(100), make("equivariant")
+    folder, out = write(tmp_path / "in", table), tmp_path / "out.parquet"
+    encode(model, folder, out, head=False)
+    assert model.head is not None
+    model.head = None
+    assert_encodes(out, model, table)
 
 
 def test_a_dry_run_counts_the_passes(tmp_path):

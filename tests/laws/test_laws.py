@@ -68,6 +68,7 @@ EXCLUDED["slot equivariance"] |= dict.fromkeys(
         setfold.PMA,
         setfold.Pool,
         setfold.SeedAttention,
+        setfold.SummaryStatistics,
     ),
     NO_SLOTS,
 )
@@ -78,6 +79,7 @@ EXCLUDED[REMOVAL] |= dict.fromkeys(
         setfold.Moments,
         setfold.PMA,
         setfold.SeedAttention,
+        setfold.SummaryStatistics,
     ),
     NO_REMOVAL,
 )

@@ -11,12 +11,13 @@ import pyarrow as pa
 
 from setfold.core.encoder import StreamingSetEncoder
 from setfold.errors import InputError, SetfoldError
-from setfold.files.columns import ColumnSpec
+from setfold.files.columns import ColumnSpec, parsed_by
 from setfold.files.engines.task import Batch, Shard, Skipped, Stamp, Step, Task
 from setfold.files.inputs import Input
 from setfold.files.kinds import Frame
 from setfold.files.rows import rows_of
 from setfold.files.tables.table import check_storable
+from setfold.preprocessing.columns import columns_of
 
 BATCH_BYTES = 1 << 27  # elements to absorb at once
 MAX_BATCH_ROWS = 1 << 20
@@ -41,8 +42,8 @@ class FrameTask(Task):
         Raises:
             InputError: A column is missing or has the wrong type, or a row is bad.
         """
-        names = self.columns.needed(frame.schema, {}, FRAME)
-        if self.width is not None:
+        names = self.columns.needed(frame.schema, {}, FRAME, self.parser)
+        if self.width is not None and self.parser is None:
             self.columns.check_width(frame.schema, self.width, FRAME)
         shard, first = Shard(Input(FRAME, {}), Stamp(0, 0), 0, None, 1.0), 0
         for batch in frame.batches(names):
@@ -53,6 +54,7 @@ class FrameTask(Task):
                 dtype=self.dtypes[0],
                 width=self.width,
                 partition={},
+                parser=self.parser,
             )
             first += batch.num_rows
             yield self.step(Batch(0, first, rows), shard)
@@ -65,6 +67,8 @@ def frame_task(encoder: StreamingSetEncoder, columns: ColumnSpec) -> FrameTask:
         InputError: Tables cannot hold what the encoder computes.
     """
     check_storable(encoder)
-    width = encoder.dim_in
+    parser = columns_of(encoder)
+    columns = parsed_by(parser, columns)
+    width = encoder.dim_in if parser is None else parser.width
     rows = min(MAX_BATCH_ROWS, BATCH_BYTES // (8 * (width or 64)))
     return FrameTask(encoder, columns, width, max(rows, 1), skip=False)

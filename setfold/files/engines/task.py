@@ -28,6 +28,7 @@ from setfold.files.states import read_states
 from setfold.files.tables.overflow import absorb_or_mark, find_marks
 from setfold.files.tables.table import StateTable, Table, absorbed, element_dtypes
 from setfold.files.tables.usable import blames_elements, find_unusable, reason_of
+from setfold.preprocessing.columns import Columns, columns_of
 
 
 class Stamp(NamedTuple):
@@ -116,6 +117,11 @@ class Task:
         return self.encoder.device
 
     @cached_property
+    def parser(self) -> Columns | None:
+        """The columns that the encoder parses itself."""
+        return columns_of(self.encoder)
+
+    @cached_property
     def dtypes(self) -> tuple[np.dtype, torch.dtype]:
         """The dtype in which elements are read, and the dtype that the encoder takes."""
         return element_dtypes(self.encoder)
@@ -153,8 +159,9 @@ class Task:
             yield from read_states(path)
             return
         first, (dtype, _) = shard.start, self.dtypes
-        with open_reader(path, self.columns.set_names, self.columns.named) as reader:
-            names = self.columns.needed(reader.schema, partition, path)
+        numbers = self.columns.numbers(self.parser)
+        with open_reader(path, self.columns.set_names, numbers) as reader:
+            names = self.columns.needed(reader.schema, partition, path, self.parser)
             for batch in reader.read(names, shard.start, shard.stop, rows=self.batch_rows):
                 unread = reader.take_bad_rows()  # just before the batch
                 first += len(unread)
@@ -165,6 +172,7 @@ class Task:
                     dtype=dtype,
                     width=self.width,
                     partition=partition,
+                    parser=self.parser,
                 )
                 reasons = reader.take_reasons()
                 bad = (BadRow(row, reasons.get(row, reason)) for row, reason in rows.bad)

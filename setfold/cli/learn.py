@@ -1,0 +1,280 @@
+"""The commands train and evaluate: from rows and labels to a model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from setfold.cli.app import app
+from setfold.cli.files import Explode, Inputs, Json, Memory, OnError, OnErrorOption, Overwrite
+from setfold.cli.show import LINE_EVERY, explain_interrupts, print_facts
+
+if TYPE_CHECKING:  # torch takes seconds to import, and --help does not need it
+    from setfold.learning.loop import Progress
+    from setfold.learning.train import Result
+
+
+class TaskName(StrEnum):
+    """What kind of label to predict."""
+
+    CLASSIFICATION = "classification"
+    REGRESSION = "regression"
+
+
+class ScaleName(StrEnum):
+    """How numbers are scaled."""
+
+    STANDARD = "standard"
+    ROBUST = "robust"
+
+
+class TimeName(StrEnum):
+    """How times are read."""
+
+    AGE = "age"
+    CALENDAR = "calendar"
+
+
+SetIds = Annotated[
+    str | None,
+    typer.Option(
+        "--set", help="Column with the set id of each row. If omitted, each file is one set."
+    ),
+]
+LabelTable = Annotated[
+    Path | None,
+    typer.Option(
+        help="Table with one row per set: the set column and the target. If omitted, the target is "
+        "a column of the rows, constant within each set."
+    ),
+]
+
+
+def _listed(text: str | None) -> list[str]:
+    return [] if text is None else [part.strip() for part in text.split(",") if part.strip()]
+
+
+@app.command(
+    epilog="Examples:\n\n"
+    "  setfold train events/*.parquet --set user --labels labels.csv --target churned "
+    "--out model.safetensors\n\n"
+    "  setfold train scans/*.laz --labels labels.csv --target species --center x,y,z "
+    "--out model.safetensors"
+)
+@explain_interrupts
+def train(
+    inputs: Inputs,
+    target: Annotated[str, typer.Option(help="Column with the label of each set.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The model, a .safetensors file.")],
+    column: SetIds = None,
+    labels: LabelTable = None,
+    features: Annotated[
+        str | None,
+        typer.Option(help="Columns to learn from: 'x,y,z'. Default: all except set and target."),
+    ] = None,
+    explode: Explode = False,
+    group: Annotated[
+        str | None,
+        typer.Option(help="Column with groups. Sets of one group fall into the same split."),
+    ] = None,
+    task: Annotated[
+        TaskName | None, typer.Option(help="Default: inferred from the labels.")
+    ] = None,
+    encoder: Annotated[
+        str,
+        typer.Option(help="auto tries all: statistics, deep-sets, slots, attention."),
+    ] = "auto",
+    time_limit: Annotated[
+        str, typer.Option("--time", help="Time for training: 90s, 10m, 1.5h.")
+    ] = "10m",
+    epochs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Epochs of each candidate. Default: what fits into the time."),
+    ] = None,
+    validation: Annotated[
+        float, typer.Option(help="Share of sets that choose the model and stop the training.")
+    ] = 0.2,
+    test: Annotated[
+        float, typer.Option(help="Share of sets for the reported numbers only; may be 0.")
+    ] = 0.2,
+    scale: Annotated[
+        ScaleName, typer.Option(help="Scale numbers by mean and deviation, or by quartiles.")
+    ] = ScaleName.STANDARD,
+    center: Annotated[
+        str | None,
+        typer.Option(help="Columns to center in each set, such as x,y,z. Reads each set twice."),
+    ] = None,
+    categories: Annotated[
+        str | None, typer.Option(help="Columns of whole numbers that are categories.")
+    ] = None,
+    log: Annotated[str | None, typer.Option(help="Columns to take the logarithm of.")] = None,
+    times: Annotated[
+        TimeName,
+        typer.Option(
+            help="Times as age relative to the last event of the set, which reads each set twice, "
+            "or as time of day and weekday only."
+        ),
+    ] = TimeName.AGE,
+    balanced: Annotated[
+        bool, typer.Option("--balanced", help="Weigh classes inversely to their frequency.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Seed of split, weights and training.")] = 0,
+    memory: Memory = "2GB",
+    on_error: OnErrorOption = OnError.STOP,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue an interrupted training.")
+    ] = False,
+    overwrite: Overwrite = False,
+    report: Annotated[
+        Path | None,
+        typer.Option(help="Report as HTML; JSON is written beside it. Default: next to the model."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Train a model on your own sets and labels.
+
+    Several models that fold in one pass compete on a validation split. Plain statistics with
+    logistic regression and gradient boosting compete, too, and the report says who wins.
+    """
+    from setfold.learning.train import parse_seconds, train_sets
+
+    seconds = parse_seconds(time_limit)
+    with _show_training() as progress:
+        result = train_sets(
+            inputs,
+            out,
+            target=target,
+            labels=labels,
+            set=column,
+            features=None if features is None else _listed(features),
+            explode=explode,
+            group=group,
+            task=task,
+            encoder=encoder,
+            seconds=seconds,
+            epochs=epochs,
+            validation=validation,
+            test=test,
+            scale=scale,
+            center=_listed(center),
+            categories=_listed(categories),
+            log=_listed(log),
+            times=times,
+            balanced=balanced,
+            seed=seed,
+            memory=memory,
+            skip_errors=on_error is OnError.SKIP,
+            resume=resume,
+            overwrite=overwrite,
+            progress=progress,
+            note=lambda text: typer.echo(text, err=True),
+        )
+    from setfold.learning.report import write_report
+
+    page = report or out.with_suffix(".html")
+    facts = write_report(result, page)
+    if as_json:
+        print_facts(facts, as_json)
+        return
+    _print_table(result)
+    typer.echo(facts["verdict"])
+    typer.echo(f"model: {out}\nreport: {page}")
+
+
+@app.command(
+    epilog="Example:\n\n"
+    "  setfold evaluate model.safetensors test/*.parquet --set user --labels test.csv"
+)
+def evaluate(
+    model: Annotated[Path, typer.Argument(help="Model written by setfold train.")],
+    inputs: Inputs,
+    column: SetIds = None,
+    labels: LabelTable = None,
+    explode: Explode = False,
+    memory: Memory = "2GB",
+    on_error: OnErrorOption = OnError.STOP,
+    as_json: Json = False,
+) -> None:
+    """Measure a trained model on other sets."""
+    from setfold.learning.train import evaluate_sets, summarize
+
+    target, found, _ = evaluate_sets(
+        model,
+        inputs,
+        labels=labels,
+        set=column,
+        explode=explode,
+        memory=memory,
+        skip_errors=on_error is OnError.SKIP,
+    )
+    facts = summarize(target, found)
+    shown = {n: round(v, 4) if isinstance(v, float) else v for n, v in facts.items()}
+    print_facts(facts if as_json else shown, as_json)
+
+
+@contextmanager
+def _show_training() -> Iterator[Callable[[str, Progress], None]]:
+    """Yield a callback that shows a bar on a terminal, otherwise lines of text."""
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    console = Console(stderr=True)
+    bar = Bar(
+        TextColumn("{task.fields[name]}"),
+        BarColumn(),
+        TextColumn("{task.description}  left:"),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    task = bar.add_task("", name="", total=1.0)
+    last, current, started, before = time.monotonic(), "", 0.0, 0.0
+
+    def show(name: str, now: Progress) -> None:
+        nonlocal last, current, started, before
+        if name != current:
+            current, started, before = name, time.monotonic(), now.epoch
+            bar.reset(task, total=now.epochs, name=name)
+        shown = "  ".join(f"validation {n} {v:.4g}" for n, v in now.validation.items())
+        text = f"epoch {now.epoch:.1f} of {now.epochs}  loss {now.loss:.4g}  {shown}"
+        bar.update(task, completed=now.epoch, description=text)
+        if not console.is_terminal and time.monotonic() - last > LINE_EVERY:
+            last = time.monotonic()
+            speed = (last - started) / max(now.epoch - before, 1e-9)
+            left = speed * (now.epochs - now.epoch)
+            console.print(f"{name}: {text}  about {left:.0f} s left", soft_wrap=True)
+
+    with bar:
+        yield show
+
+
+def _print_table(result: Result) -> None:
+    """Print candidates and baselines, the best first."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from setfold.learning.metrics import loss_of, measure
+
+    rows: list[tuple[float, str, dict[str, float], Any]] = []
+    for trial in result.search.trials:
+        values = measure(result.target, trial.found)
+        rows.append((loss_of(result.target, trial.found), trial.name, values, trial.seconds))
+    for base in result.baselines:
+        values = measure(result.target, base.found)
+        rows.append((loss_of(result.target, base.found), base.name, values, None))
+    rows.sort(key=lambda row: row[0])
+    name = "test sets" if result.sets[2] else "validation sets"
+    table = Table(name, *rows[0][2], "seconds")
+    for _, name, values, seconds in rows:
+        mark = " (saved)" if name == result.search.best.name else ""
+        cells = [f"{value:.4g}" for value in values.values()]
+        table.add_row(name + mark, *cells, "" if seconds is None else f"{seconds:.0f}")
+    Console().print(table)

@@ -1,0 +1,180 @@
+"""Sets with labels, in memory or in a file that is mapped into memory."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from setfold.errors import FileError
+from setfold.learning.sources import Source
+from setfold.preprocessing.columns import Columns
+
+RELEASE_BYTES = 1 << 26  # of a mapped file that are written before its pages are released
+
+
+@dataclass(frozen=True)
+class SetDataset:
+    """Sets of elements, one after the other.
+
+    Args:
+        ids: The set ids.
+        elements: `(N, width)`, float32: all elements of the first set, then those of the second.
+        offsets: `(number of sets + 1,)`: where each set begins.
+        targets: The label of each set: class numbers or quantities.
+    """
+
+    ids: Sequence[str]
+    elements: np.ndarray
+    offsets: np.ndarray
+    targets: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """The number of elements of each set."""
+        return np.diff(self.offsets)
+
+    def rows(self, number: int, start: int = 0, stop: int | None = None) -> Tensor:
+        """The elements of a set, or some of them, (n, width), copied."""
+        first, last = self.offsets[number : number + 2]
+        end = last if stop is None else min(last, first + stop)
+        return torch.from_numpy(np.array(self.elements[first + start : end]))
+
+    def ragged(self, numbers: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """The elements of some sets, (N, width), and the set of each, (N,)."""
+        lengths = torch.from_numpy(self.lengths[list(numbers)])
+        rows = [self.rows(number) for number in numbers]
+        index = torch.arange(len(rows)).repeat_interleave(lengths)
+        return torch.cat(rows), index
+
+    def part(self, first: int, last: int) -> SetDataset:
+        """The sets from the first to the last, without the last; nothing is copied."""
+        start, stop = self.offsets[first], self.offsets[last]
+        return SetDataset(
+            self.ids[first:last],
+            self.elements[start:stop],
+            self.offsets[first : last + 1] - start,
+            self.targets[first:last],
+        )
+
+    def release(self) -> None:
+        """Let the system drop the pages of a mapped file from memory."""
+        if isinstance(self.elements, np.memmap):
+            _release(self.elements)
+
+
+def count_elements(
+    source: Source,
+    columns: Sequence[str] = (),
+    chosen: Collection[str] = (),
+    see: Callable[[dict[str, pa.Array]], None] = lambda table: None,
+) -> dict[str, int]:
+    """Read all rows once; return the number of rows of each set.
+
+    Args:
+        source: The rows.
+        columns: The columns to read.
+        chosen: The sets whose rows are passed to `see`.
+        see: Called with the columns of these rows, batch by batch.
+    """
+    counts: dict[str, int] = {}
+    for sets, table in source.tables(columns):
+        encoded = sets.dictionary_encode()
+        names, indices = encoded.dictionary.to_pylist(), encoded.indices.drop_null()
+        sizes = np.bincount(indices.to_numpy(zero_copy_only=False), minlength=len(names))
+        for name, size in zip(names, sizes.tolist(), strict=True):
+            counts[name] = counts.get(name, 0) + size
+        if columns:
+            wanted = pa.array([name in chosen for name in names], pa.bool_())
+            mask = wanted.take(encoded.indices)  # null where the set id is null
+            see({name: array.filter(mask) for name, array in table.items()})
+    return counts
+
+
+def collect(
+    source: Source,
+    columns: Columns,
+    ids: Sequence[str],
+    counts: dict[str, int],
+    targets: np.ndarray,
+    *,
+    path: Path,
+    memory: int,
+) -> SetDataset:
+    """Read all elements of some sets, grouped by set.
+
+    Args:
+        source: The rows.
+        columns: How to parse them.
+        ids: The sets.
+        counts: The number of rows of each set.
+        targets: The label of each set.
+        path: A file for the elements, if they do not fit in memory.
+        memory: How many bytes of elements to keep in memory.
+    """
+    places = {name: place for place, name in enumerate(ids)}
+    offsets = np.concatenate([[0], np.cumsum([counts[name] for name in ids])]).astype(np.int64)
+    shape = (int(offsets[-1]), columns.width)
+    elements: np.ndarray
+    if 4 * shape[0] * shape[1] <= memory:
+        elements = np.empty(shape, np.float32)
+    else:
+        elements = _mapped(path, shape)
+    filled, written = offsets[:-1].copy(), 0
+    for batch in source.elements(columns):
+        encoded = batch.sets.dictionary_encode()
+        known = np.array([places.get(n, -1) for n in encoded.dictionary.to_pylist()], np.int64)
+        numbers = known[encoded.indices.to_numpy(zero_copy_only=False)]
+        order = np.argsort(numbers, kind="stable")
+        order = order[np.searchsorted(numbers[order], 0) :]  # without sets that have no label
+        chosen = numbers[order]
+        sets, first, sizes = np.unique(chosen, return_index=True, return_counts=True)
+        within = np.arange(len(chosen)) - np.repeat(first, sizes)
+        elements[np.repeat(filled[sets], sizes) + within] = batch.values[order]
+        filled[sets] += sizes
+        written += batch.values.nbytes
+        if isinstance(elements, np.memmap) and written > RELEASE_BYTES:
+            elements.flush()
+            _release(elements)
+            written = 0
+    return _without_gaps(SetDataset(ids, elements, offsets, targets), filled)
+
+
+def _without_gaps(data: SetDataset, filled: np.ndarray) -> SetDataset:
+    """The data set without the room of rows that were skipped."""
+    lengths = filled - data.offsets[:-1]
+    if (lengths == data.lengths).all():
+        return data
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    for number, (start, end) in enumerate(pairwise(offsets)):
+        source = data.offsets[number]
+        data.elements[start:end] = data.elements[source : source + end - start]
+    elements = data.elements[: offsets[-1]]
+    return SetDataset(data.ids, elements, offsets, data.targets)
+
+
+def _mapped(path: Path, shape: tuple[int, int]) -> np.ndarray:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        return np.memmap(path, np.float32, "w+", shape=shape)
+    except OSError as error:
+        raise FileError(f"cannot write {path}: {error}. Free some space on the disk.") from error
+
+
+def _release(elements: np.memmap) -> None:
+    base: Any = elements
+    while base is not None and not isinstance(base, mmap.mmap):
+        base = base.base
+    if base is not None and hasattr(mmap, "MADV_DONTNEED"):
+        base.madvise(mmap.MADV_DONTNEED)

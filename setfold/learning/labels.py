@@ -1,0 +1,220 @@
+"""Targets: read from a table of labels, or from a column of the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from setfold.errors import InputError
+from setfold.files.readers import open_reader
+from setfold.learning.sources import BATCH_ROWS, Source
+from setfold.preprocessing.columns import as_text
+from setfold.preprocessing.targets import Classes, Quantity, Target
+
+FEW_CLASSES = 20  # whole numbers with at most so many different values are classes
+SHOWN = 5  # names in an error message
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The label of each set.
+
+    Args:
+        values: By set id: text, numbers or booleans.
+        groups: By set id, if there are groups: sets that must not be split.
+    """
+
+    values: dict[str, Any]
+    groups: dict[str, str] | None = None
+
+
+def read_labels(
+    path: str | Path, target: str, set: str | None, group: str | None, sets: Sequence[str]
+) -> Labels:
+    """Read a table of labels, with one row per set.
+
+    Args:
+        path: The table.
+        target: The column with the labels.
+        set: The column with the set ids; None if sets are files. The table's first text column
+            then names them, by path, name or name without suffix.
+        group: A column with groups, or None.
+        sets: The ids of the sets, if they are files.
+
+    Raises:
+        InputError: A column is missing, a set has two labels, or a name is ambiguous.
+    """
+    with open_reader(Path(path), () if set is None else (set,)) as reader:
+        names = reader.schema.names
+        key = set if set is not None else _text_column(reader.schema, target, path)
+        for name in (key, target, *([group] if group else [])):
+            if name not in names:
+                raise InputError(f"{path} has no column {name!r}; it has {', '.join(names)}.")
+        wanted = list(dict.fromkeys([key, target, *([group] if group else [])]))
+        table = pa.Table.from_batches(list(reader.read(wanted, rows=BATCH_ROWS)))
+    ids = as_text(_plain(table[key])).to_pylist()
+    if set is None:
+        ids = _as_files(ids, sets, path)
+    values = _plain(table[target]).to_pylist()
+    groups = as_text(_plain(table[group])).to_pylist() if group else None
+    found: dict[str, Any] = {}
+    for name, value in zip(ids, values, strict=True):
+        if name is None or value is None or value != value:
+            continue
+        if found.setdefault(name, value) != value:
+            raise InputError(
+                f"{path} has two labels for the set {name!r}: {found[name]!r} and {value!r}."
+            )
+    by_set = None if groups is None else dict(zip(ids, groups, strict=True))
+    return Labels(found, by_set)
+
+
+def labels_in_rows(source: Source, target: str, group: str | None) -> Labels:
+    """Read labels that are constant within each set, in a column of the rows.
+
+    Raises:
+        InputError: A set has two labels.
+    """
+    found: dict[str, Any] = {}
+    groups: dict[str, str] = {}
+    columns = [target, *([group] if group else [])]
+    for sets, table in source.tables(columns):
+        pairs = pa.table({"set": sets, **{n: _plain(a) for n, a in table.items()}})
+        for row in pairs.group_by(["set", *columns]).aggregate([]).to_pylist():
+            value, name = row[target], row["set"]
+            if value is None or name is None:
+                continue
+            if found.setdefault(name, value) != value:
+                raise InputError(
+                    f"the set {name!r} has two labels in column {target!r}: {found[name]!r} and "
+                    f"{value!r}. Labels must be constant within a set, or in a file of their own "
+                    "(--labels)."
+                )
+            if group:
+                groups[name] = str(row[group])
+    return Labels(found, groups if group else None)
+
+
+def target_from(name: str, values: Sequence[Any], task: str | None) -> Target:
+    """Return what is to be predicted, from the labels of the training sets.
+
+    Args:
+        name: The name of the target.
+        values: The labels.
+        task: "classification" or "regression"; None to infer it: text, booleans, and whole numbers
+            with few different values are classes.
+
+    Raises:
+        InputError: There is a single class, or the labels are not numbers.
+    """
+    different = {*values}
+    texts = any(isinstance(value, str) for value in different)
+    flags = all(isinstance(value, bool) for value in different)
+    whole = all(isinstance(value, int) for value in different)
+    if task is None:
+        few = whole and len(different) <= FEW_CLASSES
+        task = "classification" if texts or flags or few else "regression"
+    if task == "classification":
+        if not (flags or whole):
+            different = {str(value) for value in different}
+        if len(different) < 2:
+            raise InputError(
+                f"all sets have the same {name}, {next(iter(different), None)!r}: there is nothing "
+                "to learn. Add sets of another class."
+            )
+        if len(different) > max(2, len(values) // 2):
+            raise InputError(
+                f"{name} has {len(different)} classes for {len(values)} sets. If it is a quantity, "
+                "pass --task regression."
+            )
+        return Classes(name, sorted(different))
+    if texts:
+        raise InputError(f"{name} is text, so it cannot be a quantity. Omit --task regression.")
+    numbers = np.array([float(value) for value in values])
+    if not np.isfinite(numbers).all():
+        raise InputError(f"{name} must be finite; found NaN or infinity.")
+    if numbers.std() == 0:
+        raise InputError(f"all sets have the same {name}, {numbers[0]}: there is nothing to learn.")
+    return Quantity(name, float(numbers.mean()), float(numbers.std()))
+
+
+def encode_targets(target: Target, values: Sequence[Any]) -> np.ndarray:
+    """Return class numbers (int64), or quantities (float64)."""
+    if isinstance(target, Quantity):
+        return np.array([float(value) for value in values])
+    places = {label: place for place, label in enumerate(target.labels)}
+    unknown = [v for v in values if (v if v in places else str(v)) not in places]
+    if unknown:
+        raise InputError(
+            f"{target.name} has a class that is not in the training sets: {unknown[0]!r}."
+        )
+    return np.array([places[v if v in places else str(v)] for v in values], np.int64)
+
+
+def match_labels(
+    lengths: Mapping[str, int], labels: Labels, *, skip: bool
+) -> tuple[list[str], int]:
+    """Return the sets that have a label, sorted, and the number of sets and labels left out.
+
+    Args:
+        lengths: The number of elements of each set.
+        labels: The labels.
+        skip: Whether to leave out sets without a label and labels without a set.
+
+    Raises:
+        InputError: There are such, and they are not to be left out.
+    """
+    unlabelled = sorted(name for name in lengths if name not in labels.values)
+    absent = sorted(name for name in labels.values if name not in lengths)
+    for names, what in ((unlabelled, "have no label"), (absent, "have a label, but no elements")):
+        if names and not skip:
+            shown = ", ".join(map(repr, names[:SHOWN])) + (", ..." if len(names) > SHOWN else "")
+            raise InputError(
+                f"{len(names)} sets {what}: {shown}. Correct the set ids, or leave these out with "
+                "--on-error skip."
+            )
+    kept = sorted(name for name in lengths if name in labels.values)
+    if not kept:
+        raise InputError("no set has a label: the set ids of rows and labels do not match.")
+    return kept, len(unlabelled) + len(absent)
+
+
+def _plain(values: pa.Array | pa.ChunkedArray) -> pa.Array:
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    return values
+
+
+def _text_column(schema: pa.Schema, target: str, path: str | Path) -> str:
+    for field in schema:
+        if field.name != target and (
+            pa.types.is_string(field.type) or pa.types.is_large_string(field.type)
+        ):
+            return field.name
+    raise InputError(f"{path} has no column of text that could name the files.")
+
+
+def _as_files(names: Sequence[str], sets: Sequence[str], path: str | Path) -> list[str]:
+    """Return the files that names refer to: by path, by name, or by name without suffix."""
+    known: dict[str, list[str]] = {}
+    for file in sets:
+        full = Path(file)
+        for name in {full.as_posix(), full.name, full.name.split(".")[0], full.stem}:
+            known.setdefault(name, []).append(file)
+    folder, found = Path(path).resolve().parent, []
+    for name in names:
+        candidates = known.get(name) or known.get((folder / name).as_posix())
+        candidates = candidates or known.get(Path(name).resolve().as_posix()) or [name]
+        if len(candidates) > 1:
+            raise InputError(
+                f"{name!r} in {path} may be {candidates[0]} or {candidates[1]}. Write the path."
+            )
+        found.append(candidates[0])
+    return found

@@ -1,0 +1,194 @@
+"""Rows of tables that can be read several times, batch by batch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from setfold.errors import FileError, InputError
+from setfold.files.columns import ColumnSpec, is_list
+from setfold.files.features import Feature
+from setfold.files.inputs import Input, find_inputs
+from setfold.files.readers import open_reader
+from setfold.files.rows import rows_of
+from setfold.preprocessing.columns import Columns, as_text
+from setfold.preprocessing.fitting import can_be_fitted
+
+BATCH_ROWS = 1 << 16
+
+
+@dataclass(frozen=True)
+class Elements:
+    """Some rows, parsed.
+
+    Args:
+        sets: The set id of each element, as text.
+        values: `(n, width)`, float32.
+    """
+
+    sets: pa.Array
+    values: np.ndarray
+
+
+class Source:
+    """The rows of files, with a set id for each.
+
+    Args:
+        names: Files, folders and glob patterns.
+        set: The column with the set ids; None if each file is a set.
+        explode: Whether each row holds many elements, as lists.
+        skip: Whether to skip bad rows instead of raising an error.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str | Path],
+        set: str | None,
+        *,
+        explode: bool = False,
+        skip: bool = False,
+    ) -> None:
+        if explode and set is None:
+            raise InputError("with --explode, name the column of set ids with --set.")
+        self.set, self.explode, self.skip = set, explode, skip
+        self.keys = () if set is None else (set,)
+        self.inputs = find_inputs(names, None, self.keys)
+        self.skipped = 0
+        first = self.inputs[0]
+        with open_reader(first.path, self.keys) as reader:
+            self.schema = reader.schema
+        self._check_set_column(first)
+
+    def _check_set_column(self, first: Input) -> None:
+        if self.set is None or self.set in first.partition:
+            return
+        ColumnSpec((), self.set).set_type(self.schema, first.partition)
+        if self.set not in self.schema.names:
+            raise InputError(
+                f"{first.path} has no column {self.set!r}; it has {self.schema.names}."
+            )
+
+    def kinds(
+        self, features: Sequence[str] | None, without: Collection[str]
+    ) -> dict[str, pa.DataType]:
+        """Return the columns that are features, with their types.
+
+        Args:
+            features: Their names; None for all columns that can be features.
+            without: Columns that are not features, such as the target.
+
+        Raises:
+            InputError: A column is missing, or is the target.
+        """
+        known = {field.name: self._kind(field.type) for field in self.schema}
+        names = list(known) if features is None else list(features)
+        for name in names:
+            if name not in known:
+                raise InputError(f"there is no column {name!r}; there are {', '.join(known)}.")
+            if features is not None and name in without:
+                raise InputError(
+                    f"{name!r} cannot be a feature, because it is the target, the set id or the "
+                    "group. Leave it out of --features."
+                )
+        left = {*without, self.set}
+        if features is None:
+            names = [name for name in names if name not in left and can_be_fitted(known[name])]
+        if not names:
+            raise InputError(f"no column can be a feature; there are {', '.join(known)}.")
+        return {name: known[name] for name in names}
+
+    def _kind(self, kind: pa.DataType) -> pa.DataType:
+        return kind.value_type if self.explode and is_list(kind) else kind
+
+    def tables(
+        self, columns: Sequence[str], numbers: Sequence[str] = ()
+    ) -> Iterator[tuple[pa.Array, dict[str, pa.Array]]]:
+        """Yield set ids and columns as they are stored, batch by batch."""
+        for found in self.inputs:
+            for batch in self._batches(found, columns, numbers):
+                table = {name: batch.column(name) for name in columns}
+                sets = self._sets(found, batch)
+                if self.explode:
+                    lists = [array for array in table.values() if is_list(array.type)]
+                    owners = pc.list_parent_indices(lists[0]) if lists else None
+                    table = {
+                        name: array.flatten() if is_list(array.type) else array.take(owners)
+                        for name, array in table.items()
+                    }
+                    sets = sets.take(owners)
+                yield sets, table
+
+    def elements(self, columns: Columns) -> Iterator[Elements]:
+        """Yield parsed elements, batch by batch.
+
+        Raises:
+            FileError: A row is bad, and bad rows are not skipped.
+        """
+        spec = ColumnSpec(tuple(Feature(n) for n in columns.names), self.set, self.explode)
+        numbers = spec.numbers(columns)
+        self.skipped = 0
+        for found in self.inputs:
+            first = 0
+            with open_reader(found.path, self.keys, numbers) as reader:
+                names = spec.needed(reader.schema, found.partition, found.path, columns)
+                for batch in reader.read(names, rows=BATCH_ROWS):
+                    unread = reader.take_bad_rows()
+                    first += len(unread)
+                    rows = rows_of(
+                        batch,
+                        spec,
+                        first=first,
+                        dtype=np.dtype(np.float32),
+                        width=columns.width,
+                        partition=found.partition,
+                        parser=columns,
+                    )
+                    first += batch.num_rows
+                    finite = np.isfinite(rows.elements).all(1)
+                    bad = [(bad.row, bad.reason) for bad in (*unread, *rows.bad)]
+                    wrong = rows.numbers[~finite].tolist()
+                    bad += [(row, "a number is NaN or infinite") for row in wrong]
+                    self._report(found, bad)
+                    ids = self._text_ids(found, rows.sets, len(rows.elements))
+                    kept = pa.array(finite)
+                    yield Elements(ids.filter(kept), rows.elements[finite])
+
+    def _report(self, found: Input, bad: list[tuple[int, str]]) -> None:
+        self.skipped += len(bad)
+        if bad and not self.skip:
+            row, reason = min(bad)
+            raise FileError(
+                f"{found.path}, row {row} (counting from 0): {reason}. Correct the row, or skip "
+                "bad rows with --on-error skip."
+            )
+
+    def _batches(
+        self, found: Input, columns: Sequence[str], numbers: Sequence[str]
+    ) -> Iterator[pa.RecordBatch]:
+        with open_reader(found.path, self.keys, numbers) as reader:
+            missing = [name for name in columns if name not in reader.schema.names]
+            if missing:
+                raise InputError(
+                    f"{found.path} has no column {missing[0]!r}; it has {reader.schema.names}."
+                )
+            own = [] if self.set is None or self.set in found.partition else [self.set]
+            yield from reader.read(list(dict.fromkeys([*columns, *own])), rows=BATCH_ROWS)
+
+    def _sets(self, found: Input, batch: pa.RecordBatch) -> pa.Array:
+        if self.set is not None and self.set in batch.schema.names:
+            return self._text_ids(found, batch.column(self.set), batch.num_rows)
+        return self._text_ids(found, None, batch.num_rows)
+
+    def _text_ids(self, found: Input, sets: pa.Array | None, size: int) -> pa.Array:
+        """Return the set ids as text, so that those of a table of labels match."""
+        if sets is None:
+            name = found.name if self.set is None else found.partition[self.set]
+            return pa.repeat(pa.scalar(name, pa.large_string()), size)
+        if pa.types.is_dictionary(sets.type):
+            sets = sets.dictionary_decode()
+        return as_text(sets)

@@ -1,0 +1,387 @@
+"""Train a model on files, from rows and labels to a saved model and a report."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from setfold.core.models import load, save
+from setfold.errors import InputError
+from setfold.files.budget import BASE_BYTES, parse_size
+from setfold.learning.baselines import Baseline, fit_baselines
+from setfold.learning.candidates import CANDIDATES
+from setfold.learning.dataset import SetDataset, collect, count_elements
+from setfold.learning.labels import (
+    Labels,
+    encode_targets,
+    labels_in_rows,
+    match_labels,
+    read_labels,
+    target_from,
+)
+from setfold.learning.loop import Progress, Settings, predict
+from setfold.learning.metrics import Predictions, measure, metric_name, standard_error
+from setfold.learning.search import Search, search
+from setfold.learning.sources import Source
+from setfold.preprocessing.columns import columns_of
+from setfold.preprocessing.fitting import ColumnFitter, Fitted
+from setfold.preprocessing.targets import Classes, Target, target_of
+
+TRAINING, VALIDATION, TEST = range(3)
+UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+BYTES_PER_ROW = 4000  # activations and gradients of one element
+MIN_ROWS, MAX_ROWS = 1 << 10, 1 << 16
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result of a training.
+
+    Args:
+        target: What the model predicts.
+        search: The candidates.
+        baselines: The baselines.
+        fitted: The columns.
+        sets: The number of sets for training, validation and test.
+        elements: The number of elements.
+        left_out: The number of sets without labels and labels without sets.
+        skipped: The number of bad rows.
+        test: The test sets; the validation sets if there are none.
+    """
+
+    target: Target
+    search: Search
+    baselines: list[Baseline]
+    fitted: Fitted
+    sets: tuple[int, int, int]
+    elements: int
+    left_out: int
+    skipped: int
+    test: SetDataset
+
+
+def train_sets(
+    inputs: str | Path | Sequence[str | Path],
+    out: str | Path,
+    *,
+    target: str,
+    labels: str | Path | None = None,
+    set: str | None = None,
+    features: Sequence[str] | None = None,
+    explode: bool = False,
+    group: str | None = None,
+    task: str | None = None,
+    encoder: str = "auto",
+    seconds: float = 600.0,
+    epochs: int | None = None,
+    validation: float = 0.2,
+    test: float = 0.2,
+    scale: str = "standard",
+    center: Sequence[str] = (),
+    categories: Sequence[str] = (),
+    log: Sequence[str] = (),
+    times: str = "age",
+    balanced: bool = False,
+    seed: int = 0,
+    memory: str | int = "2GB",
+    skip_errors: bool = False,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: Callable[[str, Progress], None] | None = None,
+    note: Callable[[str], None] = lambda text: None,
+) -> Result:
+    """Train a model that predicts a label of each set, and save it.
+
+    Args:
+        inputs: Files, folders or glob patterns, such as "events/*.parquet".
+        out: The model, a .safetensors file.
+        target: The column with the labels.
+        labels: A table with one row per set. If None, the labels are in a column of the rows, and
+            constant within each set.
+        set: The column with the set ids. If None, each file is one set.
+        features: The columns that are features. By default all that can be.
+        explode: Whether each row holds many elements, as lists.
+        group: A column, of the table of labels or of the rows. Sets of one group fall into the same
+            split.
+        task: "classification" or "regression". By default it follows from the labels.
+        encoder: "auto", or one of "statistics", "deep-sets", "slots", "attention".
+        seconds: The time for training.
+        epochs: The number of epochs of each candidate; by default it follows from the time.
+        validation: The share of sets that choose between candidates and stop the training.
+        test: The share of sets that are used for nothing but the numbers that are reported. If it
+            is 0, those of the validation sets are reported, which are too good.
+        scale: "standard" (mean and standard deviation) or "robust" (median and quartiles).
+        center: Columns to center in each set, such as the coordinates of point clouds. The model
+            then reads a set twice.
+        categories: Columns of whole numbers that are categories.
+        log: Columns of numbers to take the logarithm of.
+        times: "age" to read times relative to the last event of the set, which takes two passes
+            over a set, or "calendar" for the time of day and the weekday only.
+        balanced: Whether to weigh classes inversely to their frequency.
+        seed: Of the split, the weights and the training.
+        memory: The memory limit.
+        skip_errors: Whether to leave out bad rows, sets without labels and labels without sets.
+        resume: Whether to continue an interrupted training.
+        overwrite: Whether to replace an existing model.
+        progress: Called after every step, with the name of the candidate.
+        note: Called with a line of text when something was found out.
+
+    >>> import pyarrow as pa, pyarrow.parquet as pq, setfold, tempfile
+    >>> rows = {"user": [i % 40 for i in range(400)], "x": [i * (i % 40 % 2) for i in range(400)]}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     table = pa.table({**rows, "odd": [user % 2 == 1 for user in rows["user"]]})
+    ...     pq.write_table(table, f"{folder}/rows.parquet")
+    ...     result = setfold.train_sets(
+    ...         f"{folder}/rows.parquet",
+    ...         f"{folder}/model.safetensors",
+    ...         set="user",
+    ...         target="odd",
+    ...         encoder="statistics",
+    ...     )
+    ...     target, found, _ = setfold.evaluate_sets(
+    ...         f"{folder}/model.safetensors", f"{folder}/rows.parquet", set="user"
+    ...     )
+    >>> result.sets, target.labels
+    ((24, 8, 8), [False, True])
+    """
+    path = Path(out)
+    _check(path, encoder, scale, times, overwrite or resume)
+    _check_shares(validation, test)
+    paths = [inputs] if isinstance(inputs, str | Path) else list(inputs)
+    source = Source(paths, set, explode=explode, skip=skip_errors)
+    kinds = source.kinds(features, {target, *([group] if group else [])})
+    limit = parse_size(memory) - BASE_BYTES
+    work = path.with_name(path.name + ".work")
+    if work.exists() and not resume:
+        shutil.rmtree(work)
+    work.mkdir(parents=True, exist_ok=True)
+    fitter = ColumnFitter(
+        kinds,
+        robust=scale == "robust",
+        categories=categories,
+        log=log,
+        age=times == "age",
+        seed=seed,
+    )
+    note(f"reading {_shown(list(kinds))} from {len(source.inputs)} files")
+    known = _labels(source, labels, target, set, group)
+    names, values = list(known.values), list(known.values.values())
+    goal = target_from(target, values, task)
+    groups = None if known.groups is None else [known.groups[name] for name in names]
+    splits = split(groups, encode_targets(goal, values), (validation, test), seed)
+    own = dict(zip(names, splits.tolist(), strict=True))
+    if not isinstance(goal, Classes):
+        learned = [known.values[name] for name in names if own[name] == TRAINING]
+        goal = target_from(target, learned, task)
+    training_sets = {name for name in names if own[name] == TRAINING}
+    counts = count_elements(source, list(kinds), training_sets, fitter.add)
+    fitted = fitter.finish()
+    for why in dict.fromkeys(fitted.left_out.values()):
+        alike = [name for name, reason in fitted.left_out.items() if reason == why]
+        note(f"left out {_shown(alike)}: {why}")
+    kept, left_out = match_labels(counts, known, skip=skip_errors)
+    kept.sort(key=lambda name: own[name])
+    data = collect(
+        source,
+        fitted.columns,
+        kept,
+        counts,
+        encode_targets(goal, [known.values[name] for name in kept]),
+        path=work / "elements",
+        memory=limit // 4,
+    )
+    ends = np.cumsum([0, *np.bincount([own[name] for name in kept], minlength=3)]).tolist()
+    training, choosing, testing = (data.part(*ends[i : i + 2]) for i in range(3))
+    sizes = (len(training), len(choosing), len(testing))
+    elements = len(data.elements)
+    testing = testing if len(testing) else choosing
+    rows = _batch_rows(limit)
+    settings = Settings(batch_rows=rows, seed=seed, balanced=balanced)
+    note(
+        f"{sizes[0]} sets for training, {sizes[1]} for validation, {sizes[2]} for the test; "
+        f"{elements} elements"
+    )
+    found = search(
+        CANDIDATES if encoder == "auto" else [encoder],
+        fitted.columns,
+        goal,
+        training,
+        choosing,
+        testing,
+        settings,
+        center=center,
+        seconds=seconds,
+        epochs=epochs,
+        folder=work,
+        progress=progress,
+    )
+    save(found.best.model, path)
+    seen, _, unseen = found.statistics
+    baselines = fit_baselines(goal, seen, unseen, found.linear, seed)
+    result = Result(
+        goal, found, baselines, fitted, sizes, elements, left_out, source.skipped, testing
+    )
+    shutil.rmtree(work)
+    return result
+
+
+def evaluate_sets(
+    model: str | Path,
+    inputs: str | Path | Sequence[str | Path],
+    *,
+    labels: str | Path | None = None,
+    set: str | None = None,
+    explode: bool = False,
+    memory: str | int = "2GB",
+    skip_errors: bool = False,
+) -> tuple[Target, Predictions, SetDataset]:
+    """Predict the labels of sets with a trained model.
+
+    Args:
+        model: The model, written by `train_sets`.
+        inputs: As for `train_sets`.
+        labels: As for `train_sets`.
+        set: As for `train_sets`.
+        explode: As for `train_sets`.
+        memory: As for `train_sets`.
+        skip_errors: As for `train_sets`.
+
+    Returns:
+        What the model predicts, the predictions, and the sets. `summarize` measures them.
+
+    >>> import setfold
+    >>> target = setfold.Classes("kind", ["a", "b"])  # the example of `train_sets` calls this
+    >>> found = Predictions(np.array([[0.9, 0.1], [0.2, 0.8]]), np.array([0, 1]))
+    >>> summarize(target, found)["accuracy"]
+    1.0
+    """
+    loaded = load(model)
+    target, columns = target_of(loaded), columns_of(loaded)
+    if target is None or columns is None:
+        raise InputError(f"{model} was not trained by setfold train, so it predicts no label.")
+    names = [inputs] if isinstance(inputs, str | Path) else list(inputs)
+    source = Source(names, set, explode=explode, skip=skip_errors)
+    counts = count_elements(source)
+    known = _labels(source, labels, target.name, set, None)
+    kept, _ = match_labels(counts, known, skip=skip_errors)
+    limit = parse_size(memory) - BASE_BYTES
+    data = collect(
+        source,
+        columns,
+        kept,
+        counts,
+        encode_targets(target, [known.values[name] for name in kept]),
+        path=Path(f"{model}.evaluation"),
+        memory=limit // 2,
+    )
+    return target, predict(loaded, data, MIN_ROWS * 8), data
+
+
+def summarize(target: Target, found: Predictions) -> dict[str, Any]:
+    """Return the metrics of some predictions, with the standard error of the first."""
+    return {
+        "sets": len(found.targets),
+        **measure(target, found),
+        f"standard error of {metric_name(target)}": standard_error(target, found),
+    }
+
+
+def split(
+    groups: Sequence[str] | None, targets: np.ndarray, shares: tuple[float, float], seed: int
+) -> np.ndarray:
+    """Assign each set to TRAINING, VALIDATION or TEST.
+
+    Groups are not split. Without groups, each class has about the same share in all splits, and at
+    least one set for training.
+
+    Args:
+        groups: The group of each set, or None.
+        targets: Class numbers or quantities.
+        shares: The shares of validation and test.
+        seed: Of the choice.
+    """
+    random = np.random.default_rng(seed)
+    names = np.arange(len(targets)) if groups is None else np.unique(groups, return_inverse=True)[1]
+    keys = random.permutation(names.max() + 1)[names]  # a random order of groups
+    by_class = groups is None and targets.dtype.kind == "i"
+    strata = targets if by_class else np.zeros(len(targets), int)
+    found = np.full(len(targets), TRAINING)
+    for stratum in np.unique(strata):
+        places = np.flatnonzero(strata == stratum)
+        order = np.unique(keys[places])
+        ends = np.round(np.cumsum(shares) * len(order)).astype(int)
+        ends = np.minimum(ends, len(order) - 1)
+        rank = np.searchsorted(order, keys[places])
+        found[places[rank < ends[1]]] = TEST
+        found[places[rank < ends[0]]] = VALIDATION
+    if (found == VALIDATION).sum() < 1:
+        raise InputError(
+            f"{len(targets)} sets are too few to be split. Add sets, or change --validation and "
+            "--test."
+        )
+    return found
+
+
+def parse_seconds(text: str) -> float:
+    """Parse a duration.
+
+    >>> parse_seconds("90s"), parse_seconds("10m"), parse_seconds("1.5h")
+    (90.0, 600.0, 5400.0)
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smh])\s*", text)
+    if not match:
+        raise InputError(f"cannot parse the time {text!r}; expected 90s, 10m or 1.5h.")
+    return float(match[1]) * UNITS[match[2]]
+
+
+def _batch_rows(limit: int) -> int:
+    """Return how many elements are encoded at a time, within the memory."""
+    rows = min(MAX_ROWS, limit // 2 // BYTES_PER_ROW)
+    if rows < MIN_ROWS:
+        least = (BASE_BYTES + 2 * MIN_ROWS * BYTES_PER_ROW) // 10**6 + 1
+        raise InputError(
+            f"this is too little memory for training. Pass at least --memory {least}MB."
+        )
+    return 1 << rows.bit_length() - 1
+
+
+def _shown(names: Sequence[str], most: int = 8) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _labels(
+    source: Source,
+    labels: str | Path | None,
+    target: str,
+    set: str | None,
+    group: str | None,
+) -> Labels:
+    if labels is None:
+        return labels_in_rows(source, target, group)
+    return read_labels(labels, target, set, group, [found.name for found in source.inputs])
+
+
+def _check(path: Path, encoder: str, scale: str, times: str, may_replace: bool) -> None:
+    if path.exists() and not may_replace:
+        raise InputError(f"{path} exists. Choose another name, or replace it with --overwrite.")
+    if encoder != "auto" and encoder not in CANDIDATES:
+        raise InputError(f"encoder must be one of auto, {', '.join(CANDIDATES)}; got {encoder!r}.")
+    if scale not in ("standard", "robust"):
+        raise InputError(f"scale must be 'standard' or 'robust'; got {scale!r}.")
+    if times not in ("age", "calendar"):
+        raise InputError(f"times must be 'age' or 'calendar'; got {times!r}.")
+
+
+def _check_shares(validation: float, test: float) -> None:
+    if not (validation > 0 and test >= 0 and validation + test < 1):
+        raise InputError(
+            "validation and test must be shares between 0 and 1, less than 1 together; got "
+            f"{validation} and {test}."
+        )

@@ -1,0 +1,445 @@
+"""Columns of a table, and the numbers that they become.
+
+A column has two steps. `read` parses the values of a table into numbers: it fills gaps, looks up
+categories and scales, in float64, so that large values such as projected coordinates keep their
+digits. `forward` is the part with weights: it embeds categories and unfolds times. Elements, states
+and files hold the numbers between the two.
+
+    NumberColumn      (x - center) / scale, after a logarithm if wanted; a mark where x is missing
+    VectorColumn      the same for a list of numbers
+    CategoryColumn    the place of a value in a list of known values; 0 for any other
+    TimeColumn        days since an origin; then hour and weekday
+    Columns           several columns side by side
+
+The constants are constructor arguments. `setfold.preprocessing.fitting` finds them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from torch import Tensor, nn
+
+from setfold.core.arguments import (
+    check_flags,
+    check_numbers,
+    check_positive,
+    check_sizes,
+    check_text,
+)
+from setfold.errors import InputError
+
+DAY = 86_400e6  # microseconds
+MONDAY = 4  # 1970-01-05 was the first Monday, 4 days after the origin of timestamps
+MAX_EXACT = 2**24  # whole numbers up to this are exact in float32
+
+
+class Column(nn.Module):
+    """A column of a table.
+
+    Attributes:
+        name: The name of the column.
+        width: How many numbers of an element it provides.
+        dim_out: How many numbers `forward` makes of these.
+        takes_missing: Whether a value may be missing.
+    """
+
+    name: str
+    width: int = 1
+    dim_out: int = 1
+    takes_missing = False
+
+    def fits(self, kind: pa.DataType) -> bool:
+        """Whether `read` takes values of a type."""
+        raise NotImplementedError
+
+    def expected(self) -> str:
+        """Return what `fits`, for an error message."""
+        raise NotImplementedError
+
+    def read(self, values: pa.Array) -> np.ndarray:
+        """Parse values into numbers `(n, width)`, in float64; NaN where a value cannot be used."""
+        raise NotImplementedError
+
+    def show(self, numbers: Sequence[float]) -> str:
+        """Return the value that was parsed into some numbers, as text."""
+        raise NotImplementedError
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        """Map numbers (..., width) to (..., dim_out)."""
+        return numbers
+
+
+class NumberColumn(Column):
+    """A number x becomes (x - center) / scale.
+
+    Args:
+        name: The name of the column.
+        center: A number to subtract.
+        scale: A number to divide by.
+        log: Whether to take sign(x) log(1 + |x|) first, for counts and amounts of many magnitudes.
+        missing: Whether values may be missing. Each value then becomes two numbers: the number, 0
+            where it is missing, and 1 where it is missing, else 0.
+
+    >>> column = NumberColumn("amount", center=10.0, scale=2.0, missing=True)
+    >>> column.read(pa.array([12.0, None])).tolist()
+    [[1.0, 0.0], [0.0, 1.0]]
+    """
+
+    def __init__(
+        self,
+        name: str,
+        center: float = 0.0,
+        scale: float = 1.0,
+        log: bool = False,
+        missing: bool = False,
+    ) -> None:
+        super().__init__()
+        check_text(name=name)
+        check_positive(scale=scale)
+        check_flags(log=log, missing=missing)
+        check_numbers(center=center)
+        self.name = name
+        self.center = center
+        self.scale = scale
+        self.log = log
+        self.missing = missing
+        self.takes_missing = missing
+        self.width = self.dim_out = 2 if missing else 1
+
+    def extra_repr(self) -> str:
+        how = ", log" if self.log else ""
+        return f"{self.name!r}, center={self.center:g}, scale={self.scale:g}{how}"
+
+    def fits(self, kind: pa.DataType) -> bool:
+        is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
+        other = pa.types.is_boolean(kind) or pa.types.is_decimal(kind) or pa.types.is_null(kind)
+        return is_number or other
+
+    def expected(self) -> str:
+        return "numbers"
+
+    def read(self, values: pa.Array) -> np.ndarray:
+        numbers = as_numbers(values)
+        if self.log:
+            numbers = np.sign(numbers) * np.log1p(np.abs(numbers))
+        numbers = (numbers - self.center) / self.scale
+        if not self.missing:
+            return numbers[:, None]
+        absent = np.isnan(numbers)
+        return np.stack([np.where(absent, 0.0, numbers), absent], 1)
+
+    def show(self, numbers: Sequence[float]) -> str:
+        if self.missing and numbers[1]:
+            return "missing"
+        value = numbers[0] * self.scale + self.center
+        return f"{math.copysign(math.expm1(abs(value)), value) if self.log else value:.4g}"
+
+
+class VectorColumn(Column):
+    """A list of numbers x becomes (x - center) / scale, place by place.
+
+    Args:
+        name: The name of the column.
+        center: The numbers to subtract.
+        scale: The numbers to divide by.
+
+    >>> column = VectorColumn("embedding", center=[1.0, 0.0], scale=[1.0, 2.0])
+    >>> column.read(pa.array([[3.0, 4.0]])).tolist()
+    [[2.0, 2.0]]
+    """
+
+    def __init__(self, name: str, center: Sequence[float], scale: Sequence[float]) -> None:
+        super().__init__()
+        check_text(name=name)
+        lists = isinstance(center, list | tuple) and isinstance(scale, list | tuple)
+        if not lists or not center or len(center) != len(scale):
+            raise InputError(
+                "center and scale must be lists of the same length, at least 1; got "
+                f"{center!r:.60} and {scale!r:.60}."
+            )
+        for number, unit in zip(center, scale, strict=True):
+            check_numbers(center=number)
+            check_positive(scale=unit)
+        self.name = name
+        self.center = list(center)
+        self.scale = list(scale)
+        self.width = self.dim_out = len(self.center)
+
+    def extra_repr(self) -> str:
+        return f"{self.name!r}, {self.width} numbers"
+
+    def fits(self, kind: pa.DataType) -> bool:
+        return is_vector(kind)
+
+    def expected(self) -> str:
+        return f"lists of {self.width} numbers"
+
+    def read(self, values: pa.Array) -> np.ndarray:
+        flat = as_numbers(values.flatten())
+        lengths = pc.list_value_length(values).fill_null(0).to_numpy(zero_copy_only=False)
+        found = np.full((len(values), self.width), np.nan)
+        fitting = np.repeat(lengths == self.width, lengths)
+        found[lengths == self.width] = flat[fitting].reshape(-1, self.width)
+        return (found - self.center) / self.scale
+
+    def show(self, numbers: Sequence[float]) -> str:
+        values = zip(numbers, self.scale, self.center, strict=True)
+        return " ".join(f"{number * scale + center:.3g}" for number, scale, center in values)
+
+
+class CategoryColumn(Column):
+    """A category becomes its place in a list of known values, and then a learned vector.
+
+    Missing values, and values that are not in the list, share one vector, which begins at zero. If
+    the vectors are as wide as there are values, they begin as unit vectors, so that their mean over
+    a set is the frequency of each value; else they begin at random.
+
+    Args:
+        name: The name of the column.
+        values: The known values, as text. Whole numbers are written in decimal.
+        dim: The width of the vectors.
+
+    >>> column = CategoryColumn("country", ["DE", "FR"], dim=3)
+    >>> column.read(pa.array(["FR", "DE", "IT", None])).tolist()
+    [[2.0], [1.0], [0.0], [0.0]]
+    >>> column(torch.tensor([[2.0], [0.0]])).shape
+    torch.Size([2, 3])
+    """
+
+    takes_missing = True
+
+    def __init__(self, name: str, values: Sequence[str], dim: int = 4) -> None:
+        super().__init__()
+        check_text(name=name)
+        check_sizes(dim=dim)
+        is_list = isinstance(values, list | tuple)
+        if not is_list or not all(isinstance(value, str) for value in values):
+            raise InputError(f"values must be a list of text; got {values!r:.60}.")
+        if not values or len({*values}) < len(values):
+            raise InputError(
+                f"values must be at least one, and differ from each other; got {values!r:.60}."
+            )
+        if len(values) >= MAX_EXACT:
+            raise InputError(f"at most {MAX_EXACT - 1} values are supported; got {len(values)}.")
+        self.name = name
+        self.values = list(values)
+        self.dim = self.dim_out = dim
+        self.vectors = nn.Embedding(len(self.values) + 1, dim)
+        with torch.no_grad():
+            self.vectors.weight[0] = 0  # unknown: no information until it is trained
+            if dim == len(self.values):
+                self.vectors.weight[1:] = torch.eye(dim)
+        self._known: pa.Array | None = None
+
+    def extra_repr(self) -> str:
+        return f"{self.name!r}, {len(self.values)} values"
+
+    def fits(self, kind: pa.DataType) -> bool:
+        return is_text(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind)
+
+    def expected(self) -> str:
+        return "text or whole numbers"
+
+    def read(self, values: pa.Array) -> np.ndarray:
+        if self._known is None:
+            self._known = pa.array(self.values, pa.large_string())
+        places = pc.index_in(as_text(values), self._known).fill_null(-1)
+        return (places.to_numpy(zero_copy_only=False) + 1.0)[:, None]
+
+    def show(self, numbers: Sequence[float]) -> str:
+        place = round(numbers[0])
+        return self.values[place - 1] if place else "other"
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        places = numbers.squeeze(-1).round()
+        known = (places > 0) & (places <= len(self.values))
+        return self.vectors(torch.where(known, places, 0).long())
+
+
+class TimeColumn(Column):
+    """A time becomes days since an origin, and then the time of day and the weekday.
+
+    `forward` returns sine and cosine of the time of day and of the day of the week. With `age`, the
+    days since the origin come first; `setfold.RelativeLayer` replaces them by the age relative to
+    the last event of the set, for which the set must be read twice.
+
+    Args:
+        name: The name of the column.
+        origin: Microseconds since 1970-01-01.
+        age: Whether to keep the days since the origin.
+
+    >>> from datetime import datetime
+    >>> column = TimeColumn("at", origin=0)
+    >>> column.read(pa.array([datetime(1970, 1, 2, 6)])).tolist()
+    [[1.25]]
+    >>> column(torch.tensor([[1.25]])).round(decimals=2)[0, :2].tolist()  # six in the morning
+    [1.0, -0.0]
+    """
+
+    def __init__(self, name: str, origin: int = 0, age: bool = False) -> None:
+        super().__init__()
+        check_text(name=name)
+        check_flags(age=age)
+        if not isinstance(origin, int) or isinstance(origin, bool) or abs(origin) >= 2**63:
+            raise InputError(f"origin must be an integer of 64 bits; got {origin!r}.")
+        self.name = name
+        self.origin = origin
+        self.age = age
+        self.dim_out = 5 if age else 4
+
+    def extra_repr(self) -> str:
+        return f"{self.name!r}, age={self.age}"
+
+    def fits(self, kind: pa.DataType) -> bool:
+        return pa.types.is_timestamp(kind) or pa.types.is_date(kind)
+
+    def expected(self) -> str:
+        return "timestamps or dates"
+
+    def read(self, values: pa.Array) -> np.ndarray:
+        micros = values.cast(pa.timestamp("us", getattr(values.type, "tz", None)), safe=False)
+        whole = micros.cast(pa.int64())
+        since = whole.fill_null(self.origin).to_numpy(zero_copy_only=False) - self.origin
+        days = since / DAY
+        days[np.asarray(whole.is_null())] = np.nan
+        return days[:, None]
+
+    def show(self, numbers: Sequence[float]) -> str:
+        micros = self.origin + round(numbers[0] * DAY)
+        return str(np.datetime64(micros, "us").astype("datetime64[s]"))
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        days = numbers[..., 0]
+        shift = self.origin / DAY % 7
+        day, week = (days + shift) % 1, (days + (shift - MONDAY)) / 7 % 1
+        turns = 2 * math.pi * torch.stack([day, week], -1)
+        cycles = torch.cat([turns.sin(), turns.cos()], -1)[..., [0, 2, 1, 3]]
+        return torch.cat([numbers, cycles], -1) if self.age else cycles
+
+
+class Columns(nn.Module):
+    """The columns of a table that make up an element, in order.
+
+    A model that contains one reads tables by itself: `setfold encode` needs no --features, and
+    `setfold.encode_frame` takes frames with categories, times and missing values.
+
+    Args:
+        columns: The columns.
+
+    >>> columns = Columns([NumberColumn("x"), CategoryColumn("kind", ["a", "b"], dim=2)])
+    >>> numbers = columns.read({"x": pa.array([0.5]), "kind": pa.array(["b"])})
+    >>> numbers.tolist()
+    [[0.5, 2.0]]
+    >>> columns(torch.tensor(numbers)).shape
+    torch.Size([1, 3])
+    """
+
+    def __init__(self, columns: Sequence[Column]) -> None:
+        super().__init__()
+        is_list = isinstance(columns, list | tuple | nn.ModuleList)
+        if not is_list or not columns or not all(isinstance(one, Column) for one in columns):
+            raise InputError(f"columns must be a list of columns; got {columns!r:.60}.")
+        names = [column.name for column in columns]
+        if len({*names}) < len(names):
+            raise InputError(f"columns must have different names; got {names}.")
+        self.columns = nn.ModuleList(columns)
+
+    @property
+    def all(self) -> list[Column]:
+        """The columns, as a list."""
+        return cast("list[Column]", list(self.columns))
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the columns."""
+        return [column.name for column in self.all]
+
+    def __getitem__(self, name: str) -> Column:
+        """The column with a name."""
+        return next(column for column in self.all if column.name == name)
+
+    @property
+    def width(self) -> int:
+        """The width of an element."""
+        return sum(column.width for column in self.all)
+
+    @property
+    def dim_out(self) -> int:
+        """The width of the output of `forward`."""
+        return sum(column.dim_out for column in self.all)
+
+    def places_out(self, name: str) -> range:
+        """Return the places of a column in the output of `forward`."""
+        first = 0
+        for column in self.all:
+            if column.name == name:
+                return range(first, first + column.dim_out)
+            first += column.dim_out
+        raise InputError(f"there is no column {name!r}; there are {self.names}.")
+
+    def read(self, table: dict[str, pa.Array]) -> np.ndarray:
+        """Parse the columns of a table into elements `(n, width)`, in float64.
+
+        A number is NaN where its value is missing and must not be.
+        """
+        return np.concatenate([column.read(table[column.name]) for column in self.all], 1)
+
+    def show(self, element: Sequence[float]) -> dict[str, str]:
+        """Return the values that were parsed into an element, as text."""
+        found, first = {}, 0
+        for column in self.all:
+            found[column.name] = column.show(element[first : first + column.width])
+            first += column.width
+        return found
+
+    def forward(self, elements: Tensor) -> Tensor:
+        """Map elements (..., width) to (..., dim_out)."""
+        parts = elements.split([column.width for column in self.all], -1)
+        return torch.cat([c(part) for c, part in zip(self.all, parts, strict=True)], -1)
+
+
+def columns_of(model: nn.Module) -> Columns | None:
+    """Return the columns that a model reads; None if it takes elements as they are."""
+    return next((module for module in model.modules() if isinstance(module, Columns)), None)
+
+
+def as_numbers(values: pa.Array) -> np.ndarray:
+    """Return values as float64, with NaN for nulls.
+
+    >>> as_numbers(pa.array([True, None]))
+    array([ 1., nan])
+    """
+    if pa.types.is_boolean(values.type):
+        values = values.cast(pa.int8())
+    return values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+
+
+def as_text(values: pa.Array) -> pa.Array:
+    """Return values as text; whole numbers in decimal.
+
+    >>> as_text(pa.array([7, None])).to_pylist()
+    ['7', None]
+    """
+    return values.cast(pa.large_string())
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether a column holds text."""
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or kind == pa.string_view()
+
+
+def is_vector(kind: pa.DataType) -> bool:
+    """Whether a column holds lists of numbers."""
+    is_list = (
+        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    )
+    return is_list and (
+        pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type)
+    )

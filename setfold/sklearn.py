@@ -1,0 +1,402 @@
+"""Estimators with scikit-learn's conventions, for sets.
+
+A set is an array (n_i, d). `X` is a list of such arrays, an object array of them, a 3-D array
+(sets, n, d), or a 2-D array, each row of which is a set with one element. With `set="user"` it is a
+frame whose column "user" holds the set ids (pandas, polars, DuckDB, Arrow); the sets are then in the
+order of their sorted ids, and `y` has one label for each, in this order, or maps ids to labels.
+
+    SetClassifier, SetRegressor   train what `setfold train` trains
+    SetVectorizer                 one vector per set, for any other estimator
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, TransformerMixin
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import (
+    check_is_fitted,
+    check_random_state,
+    column_or_1d,
+    validate_data,
+)
+
+from setfold.core.composition import Composition
+from setfold.core.encoder import StreamingSetEncoder
+from setfold.encoders.summary import SummaryStatistics
+from setfold.errors import InputError
+from setfold.learning.candidates import CANDIDATES
+from setfold.learning.dataset import SetDataset
+from setfold.learning.loop import Settings, encode_all, predict
+from setfold.learning.search import Search, search
+from setfold.learning.train import TRAINING, VALIDATION, split
+from setfold.preprocessing.columns import Columns, NumberColumn, is_text
+from setfold.preprocessing.fitting import ColumnFitter, can_be_fitted
+from setfold.preprocessing.targets import Classes, Quantity, Target
+
+LEAST = 1e-12  # standard deviation of a quantity that does not vary
+
+
+class _SetEstimator(BaseEstimator):
+    """What the estimators share: from X to a data set."""
+
+    set: str | None
+
+    def _read(self, given: Any, *, reset: bool) -> _Sets:
+        if self.set is not None:
+            return _sets_in_frame(given, self.set, None if reset else self.columns_)
+        if isinstance(given, np.ndarray | torch.Tensor) and given.ndim == 3:
+            given = list(np.asarray(given))
+        if isinstance(given, np.ndarray) and given.dtype == object and given.ndim == 1:
+            given = list(given)
+        if isinstance(given, list | tuple) and given and np.ndim(given[0]) == 2:
+            first, *others = given
+            arrays = [self._checked(first, reset=reset)]
+            return _sets_of(arrays + [self._checked(one, reset=False) for one in others])
+        rows = self._checked(given, reset=reset)
+        return _sets_of(list(rows[:, None]))
+
+    def _checked(self, rows: Any, *, reset: bool) -> np.ndarray:
+        found: np.ndarray = validate_data(self, rows, dtype=[np.float32, np.float64], reset=reset)
+        return found
+
+    def _fit_columns(self, sets: _Sets, seen: np.ndarray, scale: str) -> None:
+        """Find the columns and their constants from some of the sets."""
+        kinds = {name: array.type for name, array in sets.table.items()}
+        fitter = ColumnFitter(kinds, robust=scale == "robust", seed=0)
+        rows = pa.array(np.repeat(seen, np.diff(sets.offsets)))
+        fitter.add({name: array.filter(rows) for name, array in sets.table.items()})
+        try:
+            self.columns_ = fitter.finish().columns
+        except InputError:  # nothing varies: any constants will do
+            names = [name for name, kind in kinds.items() if pa.types.is_floating(kind)]
+            self.columns_ = constant_columns(names)
+
+    def _data(self, sets: _Sets, targets: np.ndarray) -> SetDataset:
+        table = {name: sets.table[name] for name in self.columns_.names}
+        elements = self.columns_.read(table).astype(np.float32)
+        if not np.isfinite(elements).all():
+            row = int(np.argmin(np.isfinite(elements).all(1)))
+            raise InputError(f"row {row} has a value that is missing, NaN or infinite.")
+        return SetDataset(sets.ids, elements, sets.offsets, targets)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.three_d_array = True
+        return tags
+
+
+class _Predictor(_SetEstimator):
+    def __init__(
+        self,
+        encoder: str = "auto",
+        *,
+        epochs: int = 50,
+        validation: float = 0.2,
+        scale: str = "standard",
+        set: str | None = None,
+        rate: float = 2e-3,
+        batch_sets: int = 32,
+        batch_rows: int = 1 << 15,
+        random_state: int | None = 0,
+    ) -> None:
+        self.encoder = encoder
+        self.epochs = epochs
+        self.validation = validation
+        self.scale = scale
+        self.set = set
+        self.rate = rate
+        self.batch_sets = batch_sets
+        self.batch_rows = batch_rows
+        self.random_state = random_state
+
+    def _search(self, sets: _Sets, target: Target, targets: np.ndarray) -> Search:
+        if len(targets) < 2:
+            raise InputError(
+                "at least two sets are needed, one of them for validation; got 1 sample."
+            )
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        chosen = split(None, targets, (self.validation, 0.0), seed)
+        self._fit_columns(sets, chosen == TRAINING, self.scale)
+        data = self._data(sets, targets)
+        training, other = (_taken(data, chosen == own) for own in (TRAINING, VALIDATION))
+        settings = Settings(
+            self.epochs,
+            self.batch_sets,
+            self.batch_rows,
+            self.rate,
+            seed=seed,
+        )
+        names = CANDIDATES if self.encoder == "auto" else [self.encoder]
+        state = torch.random.get_rng_state()
+        try:
+            found = search(
+                names,
+                self.columns_,
+                target,
+                training,
+                other,
+                other,
+                settings,
+                seconds=0.0,
+                epochs=self.epochs,
+            )
+        finally:
+            torch.random.set_rng_state(state)
+        self.model_ = found.best.model
+        self.encoder_ = found.best.name
+        return found
+
+    def _scores(self, given: Any) -> np.ndarray:
+        check_is_fitted(self)
+        sets = self._read(given, reset=False)
+        data = self._data(sets, np.zeros(len(sets.ids), np.int64))
+        # in float64, so that predictions do not depend on which sets are encoded together
+        return predict(deepcopy(self.model_).double(), data, self.batch_rows).scores
+
+
+class SetClassifier(ClassifierMixin, _Predictor):
+    """Classify sets.
+
+    Args:
+        encoder: "auto" tries "statistics", "deep-sets", "slots" and "attention" and keeps the one
+            that is best on a validation split; or one of these.
+        epochs: Passes over the training sets, at most; training stops early.
+        validation: The share of sets that stop the training and choose between candidates.
+        scale: "standard" or "robust".
+        set: The column of set ids, if X is a frame.
+        rate: The largest learning rate.
+        batch_sets: Sets per step.
+        batch_rows: Elements that are encoded at a time.
+        random_state: Seed of split, weights and training.
+
+    Attributes:
+        model_: An ordinary setfold module; save it with `setfold.save`.
+        encoder_: The name of the candidate that was kept.
+        classes_: The labels.
+
+    >>> random = np.random.default_rng(0)
+    >>> X = [random.standard_normal((random.integers(5, 20), 2)) * (1 + i % 2) for i in range(60)]
+    >>> y = ["calm", "wild"] * 30
+    >>> SetClassifier("statistics").fit(X, y).predict(X[:2])
+    array(['calm', 'wild'], dtype='<U4')
+    """
+
+    def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
+        """Train on sets and their labels."""
+        sets = self._read(X, reset=True)
+        labels = _labels_for(sets, y)
+        check_classification_targets(labels)
+        self.classes_, targets = np.unique(labels, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise InputError(
+                "a classifier needs sets of at least two classes; got one class, "
+                f"{self.classes_[0]!r}."
+            )
+        self._search(sets, Classes("label", _plain_labels(self.classes_)), targets.astype(np.int64))
+        return self
+
+    def predict_proba(self, X: Any) -> np.ndarray:  # noqa: N803
+        """Return the probability of each class, (sets, classes)."""
+        return self._scores(X)
+
+    def predict(self, X: Any) -> np.ndarray:  # noqa: N803
+        """Return the most probable label of each set."""
+        scores = self._scores(X)
+        found: np.ndarray = self.classes_[scores.argmax(1)]
+        return found
+
+
+class SetRegressor(RegressorMixin, _Predictor):
+    """Predict a quantity of sets. Arguments and attributes are those of `SetClassifier`.
+
+    >>> random = np.random.default_rng(0)
+    >>> X = [random.standard_normal((n, 2)) for n in range(3, 63)]
+    >>> y = [float(len(one)) for one in X]
+    >>> SetRegressor("statistics").fit(X, y).score(X, y) > 0.9
+    True
+    """
+
+    def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
+        """Train on sets and their quantities."""
+        sets = self._read(X, reset=True)
+        targets = np.asarray(_labels_for(sets, y), np.float64)
+        if not np.isfinite(targets).all():
+            raise InputError("y must be finite; found NaN or infinity.")
+        target = Quantity("y", float(targets.mean()), max(float(targets.std()), LEAST))
+        self._search(sets, target, targets)
+        return self
+
+    def predict(self, X: Any) -> np.ndarray:  # noqa: N803
+        """Return the quantity of each set."""
+        return self._scores(X)
+
+
+class SetVectorizer(TransformerMixin, _SetEstimator):
+    """One vector per set.
+
+    Args:
+        model: A streaming set encoder, trained elsewhere. If None, the vectors are count, mean,
+            standard deviation, minimum and maximum of each column.
+        scale: "standard", "robust", or None to pass elements on as they are.
+        set: The column of set ids, if X is a frame.
+        batch_rows: Elements that are encoded at a time.
+
+    >>> X = [np.ones((3, 2)), np.zeros((5, 2))]
+    >>> SetVectorizer(scale=None).fit_transform(X).shape
+    (2, 9)
+    """
+
+    def __init__(
+        self,
+        model: StreamingSetEncoder | None = None,
+        *,
+        scale: str | None = "standard",
+        set: str | None = None,
+        batch_rows: int = 1 << 15,
+    ) -> None:
+        self.model = model
+        self.scale = scale
+        self.set = set
+        self.batch_rows = batch_rows
+
+    def fit(self, X: Any, y: Any = None) -> Self:  # noqa: N803
+        """Find the constants of the scale."""
+        sets = self._read(X, reset=True)
+        if self.scale is None:
+            self.columns_ = constant_columns(list(sets.table))
+        else:
+            self._fit_columns(sets, np.ones(len(sets.ids), bool), self.scale)
+        return self
+
+    def transform(self, X: Any) -> np.ndarray:  # noqa: N803
+        """Return the vector of each set, (sets, width)."""
+        check_is_fitted(self)
+        sets = self._read(X, reset=False)
+        data = self._data(sets, np.zeros(len(sets.ids), np.int64))
+        model = self.model
+        if model is None:
+            model = Composition(SummaryStatistics(self.columns_.dim_out), self.columns_)
+        found = encode_all(model, data, self.batch_rows)
+        return found.flatten(1).double().numpy()
+
+    def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
+        """Return the names of the numbers, such as "mean x"."""
+        check_is_fitted(self)
+        if self.model is not None:
+            raise InputError("the names of a model's numbers are not known.")
+        kinds = ("mean", "deviation", "minimum", "maximum")
+        names = [f"{kind} {name}" for kind in kinds for name in self._names()]
+        return np.array(["log count", *names], dtype=object)
+
+    def _names(self) -> list[str]:
+        return [
+            column.name if column.dim_out == 1 else f"{column.name}.{place}"
+            for column in self.columns_.all
+            for place in range(column.dim_out)
+        ]
+
+
+# ---- sets --------------------------------------------------------------------------------------
+
+
+class _Sets:
+    """Sets as columns of a table, all elements of the first set first."""
+
+    def __init__(self, ids: Sequence[Any], offsets: np.ndarray, table: dict[str, pa.Array]) -> None:
+        self.ids, self.offsets, self.table = ids, offsets, table
+
+
+def _sets_of(arrays: Sequence[np.ndarray]) -> _Sets:
+    offsets = np.concatenate([[0], np.cumsum([len(one) for one in arrays])]).astype(np.int64)
+    rows = np.concatenate(arrays)
+    table = {f"x{place}": pa.array(rows[:, place]) for place in range(rows.shape[1])}
+    return _Sets(range(len(arrays)), offsets, table)
+
+
+def _sets_in_frame(frame: Any, set: str, columns: Columns | None) -> _Sets:
+    if isinstance(frame, pa.Table):
+        table = frame
+    elif hasattr(frame, "__arrow_c_stream__"):
+        table = pa.table(frame)
+    else:
+        raise InputError(
+            f"with set={set!r}, X must be a frame (pandas, polars, DuckDB, Arrow); got "
+            f"{type(frame).__name__}."
+        )
+    if set not in table.column_names:
+        raise InputError(f"the frame has no column {set!r}; it has {table.column_names}.")
+    table = pa.table({name: _plain(table[name]) for name in table.column_names})
+    order = pc.sort_indices(table, [(set, "ascending")])
+    table = table.take(order)
+    ids = table[set].combine_chunks()
+    if ids.null_count:
+        raise InputError(f"column {set!r} has {ids.null_count} nulls; every row needs a set id.")
+    runs = pc.run_end_encode(ids)
+    ends = runs.run_ends.to_numpy(zero_copy_only=False).astype(np.int64)
+    wanted = None if columns is None else columns.names
+    if wanted is not None and not {*wanted} <= {*table.column_names}:
+        raise InputError(f"the frame needs the columns {wanted}; it has {table.column_names}.")
+    names = wanted or [f.name for f in table.schema if f.name != set and can_be_fitted(f.type)]
+    arrays = {name: table[name].combine_chunks() for name in names}
+    return _Sets(runs.values.to_pylist(), np.concatenate([[0], ends]), arrays)
+
+
+def _plain(values: pa.ChunkedArray) -> pa.Array:
+    array = values.combine_chunks()
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    return array.cast(pa.large_string()) if is_text(array.type) else array
+
+
+def _labels_for(sets: _Sets, y: Any) -> np.ndarray:
+    """Return one label for each set."""
+    if y is None:
+        raise ValueError("this estimator requires y to be passed, but the target y is None.")
+    if isinstance(y, Mapping) or (hasattr(y, "index") and hasattr(y, "to_dict")):
+        found = y if isinstance(y, Mapping) else y.to_dict()
+        is_ordered = not isinstance(y, Mapping) and [*found] == [*range(len(sets.ids))]
+        if not is_ordered:
+            missing = [name for name in sets.ids if name not in found]
+            if missing:
+                raise InputError(f"y has no label for the set {missing[0]!r}.")
+            y = [found[name] for name in sets.ids]
+    labels: np.ndarray = column_or_1d(y, warn=True)
+    if len(labels) != len(sets.ids):
+        raise ValueError(
+            f"Found input variables with inconsistent numbers of samples: {len(sets.ids)} sets and "
+            f"{len(labels)} labels."
+        )
+    return labels
+
+
+def _plain_labels(classes: np.ndarray) -> list[str] | list[int] | list[bool]:
+    """Return labels as a model keeps them."""
+    if classes.dtype.kind in "iu":
+        return [int(label) for label in classes]
+    if classes.dtype.kind == "b":
+        return [bool(label) for label in classes]
+    return [str(label) for label in classes]
+
+
+def _taken(data: SetDataset, chosen: np.ndarray) -> SetDataset:
+    """Some sets of a data set."""
+    lengths = data.lengths
+    offsets = np.concatenate([[0], np.cumsum(lengths[chosen])]).astype(np.int64)
+    ids = [name for name, own in zip(data.ids, chosen, strict=True) if own]
+    return SetDataset(ids, data.elements[np.repeat(chosen, lengths)], offsets, data.targets[chosen])
+
+
+def constant_columns(names: Sequence[str]) -> Columns:
+    """Return columns of numbers that are passed on as they are."""
+    return Columns([NumberColumn(name) for name in names])
+
+
+__all__ = ["SetClassifier", "SetRegressor", "SetVectorizer"]

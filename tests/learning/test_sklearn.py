@@ -1,0 +1,108 @@
+"""Estimators: scikit-learn's own checks, and what sets add to them."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.utils.estimator_checks import check_estimator
+
+import setfold
+from setfold.sklearn import SetClassifier, SetRegressor, SetVectorizer
+from tests.learning.data import make_table
+
+
+def some_sets(number=60, seed=0):
+    random = np.random.default_rng(seed)
+    sets = [
+        random.standard_normal((random.integers(5, 20), 2)) * (1 + i % 2) for i in range(number)
+    ]
+    return sets, np.array(["calm", "wild"] * (number // 2))
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [SetVectorizer(), SetClassifier("statistics"), SetRegressor("statistics")],
+    ids=lambda estimator: type(estimator).__name__,
+)
+def test_the_conventions_of_scikit_learn(estimator):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # skipped checks, and convergence on random labels
+        check_estimator(estimator)
+
+
+@pytest.mark.parametrize("encoder", ["statistics", "deep-sets", "slots", "attention"])
+def test_every_encoder_learns_and_can_be_saved(tmp_path, encoder):
+    sets, y = some_sets()
+    model = SetClassifier(encoder, epochs=3).fit(sets, y)
+    assert model.score(sets, y) > 0.8
+    assert model.encoder_ == encoder
+    again = pickle.loads(pickle.dumps(model))
+    assert np.array_equal(again.predict_proba(sets), model.predict_proba(sets))
+    setfold.save(model.model_, tmp_path / "model")
+    assert setfold.load(tmp_path / "model").head[2].labels == ["calm", "wild"]
+
+
+def test_the_same_seed_gives_the_same_model():
+    sets, y = some_sets(30)
+    first, second = (
+        SetClassifier("slots", epochs=2).fit(sets, y).predict_proba(sets) for _ in range(2)
+    )
+    assert np.array_equal(first, second)
+
+
+def test_forms_of_sets_are_equal():
+    sets = [one[:5] for one in some_sets(20)[0]]
+    objects = np.empty(len(sets), object)
+    objects[:] = sets
+    expected = SetVectorizer().fit_transform(sets)
+    for form in (objects, np.stack(sets), torch.from_numpy(np.stack(sets)), tuple(sets)):
+        np.testing.assert_array_equal(SetVectorizer().fit_transform(form), expected)
+
+
+def test_pipelines_and_searches():
+    sets, y = some_sets()
+    pipeline = make_pipeline(SetVectorizer(), LogisticRegression())
+    assert cross_val_score(pipeline, sets, y, cv=3).mean() > 0.8
+    search = GridSearchCV(SetClassifier(epochs=2), {"encoder": ["statistics", "deep-sets"]}, cv=2)
+    assert search.fit(sets, y).best_score_ > 0.8
+    assert clone(SetClassifier("slots", epochs=7)).epochs == 7
+    names = SetVectorizer().fit(sets).get_feature_names_out()
+    assert len(names) == SetVectorizer().fit_transform(sets).shape[1]
+    assert names[:2].tolist() == ["log count", "mean x0"]
+
+
+FRAMES = {"arrow": lambda rows: rows, "pandas": pa.Table.to_pandas, "polars": pl.from_arrow}
+
+
+@pytest.mark.parametrize("kind", FRAMES)
+def test_frames(kind):
+    rows, labels = make_table(missing=True)
+    frame = FRAMES[kind](rows)
+    by_set = dict(zip(labels["user"].to_pylist(), labels["wild"].to_pylist(), strict=True))
+    model = SetClassifier("statistics", set="user").fit(frame, by_set)
+    ordered = [by_set[name] for name in sorted(by_set)]
+    assert np.mean(model.predict(frame) == ordered) > 0.8
+    again = SetClassifier("statistics", set="user").fit(frame, ordered)
+    assert np.array_equal(again.predict_proba(frame), model.predict_proba(frame))
+    with pytest.raises(setfold.InputError, match="no label for the set"):
+        SetClassifier("statistics", set="user").fit(frame, {"u0": "calm"})
+    with pytest.raises(setfold.InputError, match="no column 'nobody'"):
+        SetClassifier("statistics", set="nobody").fit(frame, by_set)
+
+
+def test_a_pretrained_encoder_makes_vectors():
+    sets, _ = some_sets(10)
+    encoder = setfold.SlotSetEncoder(2, 4, 8, 8).eval()
+    found = SetVectorizer(encoder, scale=None).fit_transform(sets)
+    expected = encoder(torch.tensor(sets[3], dtype=torch.float32)[None]).flatten(1).detach()
+    np.testing.assert_allclose(found[3:4], expected, rtol=1e-5, atol=1e-6)
