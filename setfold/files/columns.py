@@ -160,7 +160,7 @@ class ColumnSpec:
                 "Omit --explode, or select columns of lists with --features."
             )
         for name in self.set_names:
-            _check_present(name, [*schema.names, *(set(partition) - set(schema.names))], path)
+            _check_present(name, [*schema.names, *partition], path)
         try:
             self.set_type(schema, partition)
         except InputError as error:

@@ -99,12 +99,15 @@ def parse_names(given: str | Sequence[str]) -> tuple[str, ...]:
     """
     names = list(given)
     if isinstance(given, str):
-        found = [re.fullmatch(NAME, part) for part in _split(given)]
-        if None in found:
-            raise _error(given)
-        names = [each["plain"] or each["quoted"].replace("``", "`") for each in found if each]
+        is_list = re.fullmatch(f"{PART}(?:,{PART})*", given)
+        parts = [part.strip() for part in re.findall(PART, given)] if is_list else []
+        found = [re.fullmatch(NAME, part) for part in parts]
+        names = ["" if each is None else _unquoted(each) for each in found]
     if not names or not all(names) or len(set(names)) < len(names):
-        raise InputError(f"expected each column of the set id once; got {given!r}.")
+        raise InputError(
+            f"expected the columns of the set id, each once and separated by commas; got {given!r}. "
+            "Put names with a comma or a backquote between backquotes."
+        )
     return tuple(names)
 
 
@@ -155,11 +158,13 @@ def _parse(part: str) -> Feature:
 
 
 def _name_of(found: re.Match[str]) -> str:
-    if found["plain"] is None:
-        return found["quoted"].replace("``", "`")
-    if not PLAIN.fullmatch(found["plain"]):
+    if found["plain"] is not None and not PLAIN.fullmatch(found["plain"]):
         raise _error(found.string)
-    return found["plain"]
+    return _unquoted(found)
+
+
+def _unquoted(found: re.Match[str]) -> str:
+    return found["plain"] or found["quoted"].replace("``", "`")
 
 
 def _shortest(number: float) -> str:

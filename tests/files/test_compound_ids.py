@@ -151,6 +151,16 @@ def test_an_interrupted_run_is_resumed(monkeypatch):
     ).was_complete
 
 
+def test_a_column_that_is_also_a_folder_is_ambiguous(tmp_path):
+    (tmp_path / "user=7").mkdir()
+    (tmp_path / "user=7" / "a.csv").write_text("user,x,y\n8,1,a\n")
+    for name in ("user", "user,y"):
+        with pytest.raises(setfold.InputError, match="several columns 'user'"):
+            setfold.encode_sets(
+                setfold.Pool(1), tmp_path, tmp_path / "o.npz", set=name, features="x"
+            )
+
+
 def test_folders_and_text(tmp_path):
     for day in ("mon", "tue"):
         (tmp_path / f"day={day}").mkdir()
@@ -204,11 +214,14 @@ def test_sets_are_named_in_messages():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("run,run", "each column of the set id once"),
+        ("run,run", "expected the columns of the set id, each once"),
+        ("", "expected the columns of the set id"),
+        ("run,", "expected the columns of the set id"),
+        ("`run", "expected the columns of the set id"),
         ("run,evnt", "Did you mean 'event'"),
         ("run,f0", "'f0' is float"),
         ("run,count", "cannot be named 'count'"),
-        ([], "each column"),
+        ([], "expected the columns of the set id"),
     ],
 )
 @pytest.mark.usefixtures("folder")
