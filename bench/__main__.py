@@ -106,6 +106,7 @@ def encoder_steps(plan: Plan) -> list[Step]:
     for backward, shape in product((False, True), SHAPES):
         run = partial(speed.compare_softmax, plan=plan, shape=shape, backward=backward)
         found.append(Step(f"softmax over elements, {shape}, {pass_name(backward)}", run))
+    found.append(Step("slots on grids", partial(speed.compare_grids, plan=plan)))
     for name in folds.passes():
         run = partial(folds.compare_fold, plan=plan, name=name)
         found.append(Step(f"fold and whole set, {name}", run))

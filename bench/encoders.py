@@ -44,6 +44,22 @@ def slot_attention(shape: Shape) -> setfold.SlotAttention:
     return setfold.SlotAttention(*shape, SLOT_ATTENTION_ITERATIONS, hidden)
 
 
+def placed_slots(shape: Shape) -> setfold.Composition:
+    """Slots at the K cells of a grid over the first two columns; the head projects the values."""
+    grid = setfold.Grid((-2, -2), (2, 2), (shape.num_slots // 4, 4))
+    encoder = setfold.PlacedSlotEncoder(shape.dim_in, grid)
+    return setfold.Composition(encoder, head=nn.Linear(encoder.dim_readout, shape.dim_out))
+
+
+GRIDS = (((512,), (65_536,)), ((16, 32), (256, 256)), ((8, 8, 8), (64, 64, 16)))  # few, many slots
+
+
+def on_grid(shape: tuple[int, ...]) -> setfold.PlacedSlotEncoder:
+    """Slots at the cells of a grid over a unit box, for elements with one feature."""
+    axes = len(shape)
+    return setfold.PlacedSlotEncoder(axes + 1, setfold.Grid([0] * axes, [1] * axes, shape))
+
+
 # ---- Deep Sets -----------------------------------------------------------------------------------
 
 
@@ -190,6 +206,7 @@ FAMILIES = (
         (
             Pair(PEERS[OURS]),
             Pair(Peer("setfold hierarchy", hierarchy)),
+            Pair(Peer("setfold PlacedSlotEncoder", placed_slots)),
             Pair(Peer("setfold SlotAttention", slot_attention), PEERS["slot-attention"]),
         ),
     ),
@@ -242,6 +259,8 @@ ENCODER_NOTES = (
     "which computes the same. The notes on the peers above apply here, too.",
     f"The hierarchy has a second level with K / {SLOT_SHARE} slots. SlotAttention accepts elements "
     "of any width; slot-attention does not.",
+    "PlacedSlotEncoder has K slots on a grid over the first two columns and is followed by a "
+    "Linear layer.",
     "Pool is followed by a Linear(d, d_out). SetNorm follows the network of Deep Sets and is "
     f"followed by a maximum. EquivariantDeepSets has {LAYERS} layers. These output one vector "
     "instead of K.",

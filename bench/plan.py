@@ -160,6 +160,7 @@ class Bounds:
     small_forward: tuple[float, float] = (1.0, 1.2)  # for the shorter and the longer sets
     small_training: float = 1.0
     softmax: float = 1.5
+    many_slots: float = 2.0
     exact_on_features: float = 1.6
     exact_alone: float = 1.0
     process_megabytes: float = 1_000.0

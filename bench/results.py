@@ -134,6 +134,7 @@ TITLES = {
     9: "Exact gradients of sets larger than memory",
     10: "Sets in files",
     11: "Speed on one small set",
+    12: "Cost of an element with many slots on a grid",
 }
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
+from math import prod
 
 import torch
 from torch import Tensor, nn
 
-from bench.encoders import ENCODERS, SOFTMAX
+from bench.encoders import ENCODERS, GRIDS, SOFTMAX, on_grid
 from bench.modules import Literal, slot_set
 from bench.peers import ATTENTION, LITERAL, OURS, PEERS, Peer
 from bench.plan import BOUNDS, SHAPES, Plan, Shape, power
@@ -105,6 +106,24 @@ def compare_small(results: Results, plan: Plan, shape: Shape) -> None:
     results.targets.append(
         Target(11, claim, ratio, BOUNDS.small_training, shape=shape, detail=detail)
     )
+
+
+def compare_grids(results: Results, plan: Plan) -> None:
+    """Target 12: an element on a grid touches a few slots, however many there are."""
+    length = max(plan.lengths)
+    for few, many in GRIDS:
+        elements = torch.rand(1, length, len(few) + 1)
+        passes = {str(shape): one_pass(on_grid(shape), elements, False) for shape in (few, many)}
+        timings = interleaved(passes, plan)
+        claim = (
+            f"time with {prod(many):,} slots / with {prod(few):,}, {len(few)}-D, {power(length)}"
+        )
+        nanos = [timings.seconds(str(shape)) / length * 1e9 for shape in (few, many)]
+        detail = f"{nanos[1]:.0f} ns and {nanos[0]:.0f} ns per element"
+        ratio = timings.ratio(str(many), str(few))
+        results.targets.append(
+            Target(12, claim, ratio, BOUNDS.many_slots, at_least=False, detail=detail)
+        )
 
 
 def compare_extrema(results: Results, plan: Plan, shape: Shape, backward: bool) -> None:

@@ -37,7 +37,9 @@ def main() -> str | None:
     """Parse the command line and run the demo; returns an error message or None."""
     parser = ArgumentParser(prog="python -m demo", description=__doc__)
     workers = max(2, min(4, os.cpu_count() or 1))
-    parser.add_argument("--steps", type=int, default=STEPS, help="training steps for each model")
+    parser.add_argument(
+        "--steps", type=int, default=STEPS, help="training steps; half for the Set Transformer"
+    )
     parser.add_argument(
         "--digits", type=int, default=200, help="number of held-out digits to complete (10 to 500)"
     )

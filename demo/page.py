@@ -12,7 +12,7 @@ from demo.streaming import PIXELS_SEEN
 from demo.ten_million import Folded
 
 TEMPLATE = Template((Path(__file__).parent / "page.html").read_text(encoding="utf-8"))
-SHOWN = (2, 3, 4, 5, 8, 9)  # classes of which the page shows a digit
+SHOWN = range(10)  # the held-out digits on the page, one of each class
 
 
 def write_page(out: Path, arrived: Arrived, folded: Folded) -> Path:
@@ -23,6 +23,7 @@ def write_page(out: Path, arrived: Arrived, folded: Folded) -> Path:
     text = TEMPLATE.substitute(
         digits=len(arrived.unseen.images),
         first=f"{slots.errors[0]:.3f}",
+        half=f"{slots.errors[PIXELS_SEEN.index(392)]:.3f}",
         last=f"{slots.errors[-1]:.3f}",
         difference=f"{slots.difference:.1e}",
         wrong=f"{wrong.errors[-1]:.3f}",
@@ -65,8 +66,8 @@ def block(arrived: Arrived, number: int) -> str:
     image, order = (part[number].numpy() for part in arrived.unseen)
     rows = {
         "input": [painted(image, order[:pixels]) for pixels in PIXELS_SEEN],
-        "Slot Set Encoder": [painted(made[number]) for made in arrived.outcomes[SLOTS].completions],
-        "chunk and average": [
+        "slots on a grid": [painted(made[number]) for made in arrived.outcomes[SLOTS].completions],
+        "chunk and average (wrong)": [
             painted(made[number]) for made in arrived.outcomes[WRONG].completions
         ],
     }

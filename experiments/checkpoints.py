@@ -32,6 +32,7 @@ class Standing:
         circumstances: code, versions and machine at the start.
         step: number of steps done.
         seconds: time for these steps.
+        cpu_seconds: CPU time for these steps, of the first process.
         finished: whether the training is finished.
         loss_sum: sum of the losses since the last entry in `history`.
         loss_count: number of losses in `loss_sum`.
@@ -44,6 +45,7 @@ class Standing:
     circumstances: Circumstances
     step: int = 0
     seconds: float = 0.0
+    cpu_seconds: float = 0.0
     finished: bool = False
     loss_sum: float = 0.0
     loss_count: int = 0
@@ -53,7 +55,8 @@ class Standing:
     best: Weights = field(default_factory=dict)
 
 
-PLAIN = ("step", "seconds", "finished", "loss_sum", "loss_count", "history")  # stored in the header
+# stored in the header
+PLAIN = ("step", "seconds", "cpu_seconds", "finished", "loss_sum", "loss_count", "history")
 
 
 def write(standing: Standing, folder: Path, settings: Any) -> None:

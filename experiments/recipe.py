@@ -46,6 +46,7 @@ class Outcome(StrEnum):
     PARTLY = "Holds in part"
     FAILS = "Does not hold"
     BEYOND = "Baselines from another paper"
+    PLACES = "Slots with places, which the paper does not have"
 
 
 @dataclass(frozen=True)

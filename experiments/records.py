@@ -71,6 +71,8 @@ class Record:
         machine: machine of the training; see Circumstances.
         seconds: time for training and measuring.
         finished: end of the run, in UTC.
+        cpu_seconds: CPU time of the training, validations included; None without training, and in
+            records that are older than this field.
     """
 
     recipe: str
@@ -88,6 +90,7 @@ class Record:
     machine: dict[str, str | int]
     seconds: float
     finished: str
+    cpu_seconds: float | None = None
 
     @property
     def identity(self) -> tuple[str, str, str, int]:

@@ -215,6 +215,9 @@ _READING = """\
 - **Wide slots** have more dimensions than their share of the encoding; a linear layer maps their
   concatenation to the encoding size. **SSE → Set Transformer** applies a Set Transformer to the
   slots instead. Both still need one pass only.
+- **Places**: `setfold.PlacedSlotEncoder`, slots on a grid that elements attend to by distance, and
+  a network that knows the grid. It is not in the paper. These sections also state the CPU time of
+  training.
 - **Slots attended**: the decoder attends to the slots instead of reading one vector.
 - Each section lists parameters and run time, which differ between methods.
 - Weights, learning rates and all other choices were selected on a validation split. The starting

@@ -224,6 +224,7 @@ class _Runner:
             machine=made.machine,
             seconds=time.monotonic() - started + (0 if trained is None else trained.seconds),
             finished=_now(),
+            cpu_seconds=None if trained is None else trained.cpu_seconds,
         )
 
     def _command(self, job: _Job, processes: str | int) -> str:

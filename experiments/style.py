@@ -103,6 +103,13 @@ METHODS: dict[str, Look] = {
     "SSE, slots apart": Look(VERMILION, "*"),
     "SSE, slots apart, learned": Look(VERMILION, ">", hatch=".."),
     "SSE, slots apart, random": Look(VERMILION, ">", SHORT, hatch="..", hollow=True),
+    "All pixels attended": Look(PURPLE, "D", MIXED, hatch="--", hollow=True),
+    "Places, 4 × 4": Look(BLACK, "p", SHORT, hatch="..", hollow=True),
+    "Places, 14 × 14": Look(BLACK, "d", hatch="//"),
+    "Places, 16 × 16": Look(BLACK, "H", hatch="oo"),
+    "Deep Sets, max, varied": Look(SKY, "^", DOTTED, hatch="||", hollow=True),
+    "Places": Look(GREEN, "v", hatch=".."),
+    "Places, varied": Look(GREEN, "8", DOTTED, hatch="..", hollow=True),
     "Oracle": Look(BLACK, "x", DOTTED, hatch="....", hollow=True),
 }
 

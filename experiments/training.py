@@ -62,6 +62,7 @@ class Trained:
         model: model in eval mode, with the best validated weights (the last without validation).
         history: epoch, loss and validation metric at each validation.
         seconds: total training time, including time before a resume.
+        cpu_seconds: total CPU time, of the first process.
         folder: folder of the training.
         circumstances: code, versions and machine of the training.
     """
@@ -69,6 +70,7 @@ class Trained:
     model: nn.Module
     history: dict[str, list[float]]
     seconds: float
+    cpu_seconds: float
     folder: Path
     circumstances: Circumstances
 
@@ -214,6 +216,7 @@ class _Fit:
             self.model.eval(),
             standing.history,
             standing.seconds,
+            standing.cpu_seconds,
             self.folder,
             standing.circumstances,
         )
@@ -225,6 +228,7 @@ class _Fit:
         standing.circumstances = standing.circumstances.then(self.here.commit)
         self._set_up()
         self.started = time.monotonic() - standing.seconds
+        self.cpu_started = time.process_time() - standing.cpu_seconds
         self.next_look, self.next_save = 0.0, time.monotonic() + SAVE_EVERY
         self.log = None
         if self.fabric.is_global_zero:
@@ -355,6 +359,7 @@ class _Fit:
         now = time.monotonic()
         self.next_save = now + SAVE_EVERY
         standing.seconds = now - self.started
+        standing.cpu_seconds = time.process_time() - self.cpu_started
         standing.weights, standing.moments = {}, {}
         if not standing.finished:
             standing.weights = self.model.state_dict()

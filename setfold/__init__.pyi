@@ -21,6 +21,12 @@ from .encoders.equivariant import EquivariantLayer as EquivariantLayer
 from .encoders.fspool import FSPool as FSPool
 from .encoders.hierarchical import HierarchicalSlotSetEncoder as HierarchicalSlotSetEncoder
 from .encoders.janossy import JanossyPool as JanossyPool
+from .encoders.placed_slots import PlacedSlotEncoder as PlacedSlotEncoder
+from .encoders.places import Grid as Grid
+from .encoders.places import Places as Places
+from .encoders.places import SlotGrid as SlotGrid
+from .encoders.places import UnitBox as UnitBox
+from .encoders.places import Zoom as Zoom
 from .encoders.set_norm import Moments as Moments
 from .encoders.set_norm import SetNorm as SetNorm
 from .encoders.set_transformer import ISAB as ISAB

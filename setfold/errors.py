@@ -2,7 +2,7 @@
 
     SetfoldError
     ├── InputError          (ValueError)    invalid elements, mask, index or argument
-    │   └── NonFiniteError                  NaN or infinity in the elements
+    │   └── NonFiniteError                  NaN or infinity in the elements, or overflow
     ├── StateMismatchError  (ValueError)    states, or a state and an encoder, that do not match
     ├── NotRemovableError   (TypeError)     elements cannot be removed from this aggregate
     ├── FileError           (ValueError)    a truncated, corrupt or foreign file
@@ -36,7 +36,7 @@ class InputError(SetfoldError, ValueError):
 
 
 class NonFiniteError(InputError):
-    """The elements contain NaN or infinity. The state of the caller is unchanged."""
+    """The elements are not finite, or so large that the encoder overflows. The state is unchanged."""
 
 
 class StateMismatchError(SetfoldError, ValueError):

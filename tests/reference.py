@@ -339,3 +339,69 @@ def published_slot_set(encoder: setfold.SlotSetEncoder, aggregate, elements, chu
                 total[j] += weight * value
         sums.append(total)
     return pool(np.array(sums).reshape(len(sums), -1), [aggregate]).reshape(sums[0].shape)
+
+
+def placed_slots(encoder: setfold.PlacedSlotEncoder, elements):
+    """(n, d) elements to (K, dim_readout): slots that have places, pair by pair."""
+    elements, places = _array(elements), encoder.places
+    if isinstance(places, setfold.Grid):
+        cells = [(b - a) / n for a, b, n in zip(places.low, places.high, places.shape, strict=True)]
+        points, low, high = [], places.low, places.high
+        for index in np.ndindex(*places.shape):
+            points.append([a + (i + 0.5) * c for i, a, c in zip(index, low, cells, strict=True)])
+        if places.shift is not None:
+            for point, shift in zip(points, _array(places.shift), strict=True):
+                for axis, cell in enumerate(cells):
+                    point[axis] += shift[axis] * cell
+    else:
+        points = places.points if places.coordinates is None else _array(places.coordinates)
+        cells = [1.0] * places.dim
+        low, high = np.min(places.points, 0), np.max(places.points, 0)
+    widths = encoder.width if encoder.log_width is None else np.exp(_array(encoder.log_width))
+    widths = widths * np.ones(len(points))
+    kept, size = [], encoder.dim_value
+    for element in elements:
+        position = [element[column] for column in encoder.position]
+        inside = all(a <= x <= b for x, a, b in zip(position, low, high, strict=True))
+        if not inside and encoder.outside == "drop":
+            continue
+        position = [min(max(x, a), b) for x, a, b in zip(position, low, high, strict=True)]
+        raw, values = np.zeros(len(points)), np.zeros((len(points), size))
+        for j, (point, width) in enumerate(zip(points, widths, strict=True)):
+            offset = [
+                (x - mu) / (c * width) for x, mu, c in zip(position, point, cells, strict=True)
+            ]
+            squared = sum(o * o for o in offset)
+            raw[j] = math.exp(-squared / 2) if squared <= encoder.reach**2 else 0.0
+            parts = {
+                "features": [
+                    x for column, x in enumerate(element) if column not in encoder.position
+                ],
+                "offsets": offset,
+                "squares": [o * o - 1 for o in offset],
+            }
+            values[j] = [v for name in encoder.values for v in parts[name]]
+        if encoder.attention == "softmax" and raw.sum() > 0:
+            raw /= raw.sum()
+        kept.append((raw, values))
+    out = np.zeros((len(points), encoder.dim_readout))
+    if len(elements) == 0:
+        return out
+    for j in range(len(points)):
+        near = [(raw[j], values[j]) for raw, values in kept if raw[j] > 0]
+        mass = sum(w for w, _ in near)
+        total = sum((w * v for w, v in near), np.zeros(size))
+        mean = total / mass if near else np.zeros(size)
+        squares = sum((w * (v - mean) ** 2 for w, v in near), np.zeros(size))
+        found = {
+            "sum": total,
+            "mean": total / len(elements),
+            "weighted_mean": mean,
+            "variance": squares / mass if near else np.zeros(size),
+            "density": [mass],
+            "mass": [mass / len(elements)],
+            "max": np.max([w * v for w, v in near], 0) if near else np.zeros(size),
+            "min": np.min([w * v for w, v in near], 0) if near else np.zeros(size),
+        }
+        out[j] = np.concatenate([found[name] for name in encoder.aggregates])
+    return out

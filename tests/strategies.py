@@ -53,6 +53,35 @@ def slot_set_encoders(draw, dim_in=DIM_IN, names=WEIGHTED):
     )
 
 
+PLACED = (*WEIGHTED, "variance", "density")
+
+
+@st.composite
+def placed_slot_encoders(draw, names=PLACED):
+    seeded(draw)
+    dim, learned = draw(st.integers(1, DIM_IN)), draw(st.booleans())
+    if draw(st.booleans()):
+        shape = [draw(st.integers(1, 9 // dim)) for _ in range(dim)]
+        places = setfold.Grid([-1.5] * dim, [1.0] * dim, shape, learned)
+        if learned:
+            nn.init.normal_(places.shift, std=0.3)
+    else:
+        places = setfold.Places(torch.randn(draw(st.integers(1, 6)), dim), learned)
+    kinds = ["offsets", "squares", *(["features"] if dim < DIM_IN else [])]
+    return setfold.PlacedSlotEncoder(
+        DIM_IN,
+        places,
+        width=draw(st.sampled_from([0.4, 1.1])),
+        values=draw(st.lists(st.sampled_from(kinds), min_size=1, unique=True)),
+        aggregate=draw(aggregates(names)),
+        attention=draw(st.sampled_from(["softmax", "kernel"])),
+        position=draw(st.permutations(range(DIM_IN)))[:dim],
+        reach=draw(st.sampled_from([1.0, 3.0])),
+        outside=draw(st.sampled_from(["clamp", "drop"])),
+        learn_width=draw(st.booleans()),
+    )
+
+
 @st.composite
 def hierarchies(draw, names=WEIGHTED):
     levels = [draw(slot_set_encoders(names=names))]  # the only level that keeps a state
@@ -98,7 +127,8 @@ def attention_pools(draw):
 
 @st.composite
 def concats(draw, parts=None):
-    parts = st.one_of(pools(), slot_set_encoders(), attention_pools()) if parts is None else parts
+    if parts is None:
+        parts = st.one_of(pools(), slot_set_encoders(), attention_pools(), placed_slot_encoders())
     return setfold.Concat(draw(st.lists(parts, min_size=1, max_size=3)))
 
 
@@ -166,6 +196,7 @@ def layered(draw):
             norm,
             setfold.ISAB(DIM_IN, 2, 1),
             setfold.EquivariantLayer(DIM_IN, DIM_IN),
+            setfold.UnitBox(DIM_IN, position=(2, 0)),
         ]
     )
     pool = draw(st.one_of(pools(), slot_set_encoders(), attention_pools()))
@@ -181,6 +212,7 @@ MODELS = {
     setfold.Composition: compositions(),
     setfold.AttentionPool: attention_pools(),
     setfold.Concat: concats(),
+    setfold.PlacedSlotEncoder: placed_slot_encoders(),
     setfold.GatedAttentionPool: gated_attention_pools(),
     setfold.SeedAttention: seed_attentions(),
     setfold.PMA: seed_attentions(setfold.PMA),
@@ -200,6 +232,9 @@ RESTRICTED = {
         setfold.Pool: pools(names=without_extrema(SIMPLE)),
         setfold.DeepSets: deep_sets(names=without_extrema(SIMPLE)),
         setfold.Composition: compositions(names=without_extrema(WEIGHTED)),
+        setfold.PlacedSlotEncoder: placed_slot_encoders(
+            names=without_extrema((*WEIGHTED, "density"))
+        ),
         setfold.Concat: concats(
             st.one_of(
                 pools(names=without_extrema(SIMPLE)),

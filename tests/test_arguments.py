@@ -44,15 +44,38 @@ NOT = {  # by kind of argument, values that it must not take
     "text": [3, None, "", ["a"], True],
     "texts": [3, None, "ab", [], [1], ["a", "a"], {"a"}],
     "labels": [3, None, "ab", [], ["a"], ["a", 1], ["a", "a"], [1.5, 2.5]],
-    "numbers": [3, None, "ab", [], [1.0], [1.0, math.nan], [1.0, None]],
-    "places": [3, None, "ab", [3], [-1], [0, 0], [0.0], [True]],
-    "columns": [3, None, "ab", [], [nn.ReLU()], [setfold.NumberColumn("x")] * 2],
+    "two numbers": [3, None, "ab", [], [1.0], [1.0, math.nan], [1.0, None]],
+    "indices": [3, None, "ab", [3], [-1], [0, 0], [0.0], [True]],
+    "table columns": [3, None, "ab", [], [nn.ReLU()], [setfold.NumberColumn("x")] * 2],
     "module": [*NO_MODULE, None],
     "module or none": NO_MODULE,
     "encoder": NO_ENCODER,
     "sizes": [[], 3, "ab", [0], [True], None, [2.5], [4, None], [HUGE]],
     "layers": [3, None, "ab", [nn.Linear(3, 3)], {1: 2}],
     "levels": [3, None, [], "ab", [nn.Linear(3, 3)], slots(), [slots(), slots()]],
+    "numbers": [
+        None,
+        "1",
+        [],
+        [0],
+        [0, "1"],
+        [0, math.nan],
+        [0, math.inf],
+        True,
+        [0, True],
+        [HUGE**99] * 2,
+    ],
+    "shape": [0, "ab", None, [], [2], [2, 0], [2, True], [2, 2.5], [2, None], [2**20, 2**20]],
+    "points": [
+        *(3, None, "ab", [], [[]], [1.0], [[math.nan]], [[1.0], [1.0, 2.0]], [["a"]], [[None]]),
+        *(torch.zeros(2), torch.zeros(2, 2).to_sparse(), torch.full((1, 1), math.inf)),
+    ],
+    "columns": [3, "ab", [], [0, 0], [0, 3], [-1, 0], [0, 1.0], [0, True], [0, None], {0, 1}],
+    "places": [None, 3, "grid", torch.zeros(2, 2), setfold.Grid, nn.Linear(2, 2)],
+    "grid": [None, 3, "grid", torch.zeros(2, 2), setfold.Grid, setfold.Places([[0.0, 0.0]])],
+    "width": [0, -1, math.nan, math.inf, "a", None, True, [1.0], [1.0, 0, 1, 1], ["a"] * 4, []],
+    "reach": [0, -1, 12.5, math.nan, math.inf, "a", None, True, [1.0]],
+    "values": ["nope", [], ["offsets", "offsets"], 3, {"offsets"}, [["offsets"]], True],
     "encoders": [3, None, [], "ab", [nn.Linear(3, 3)], {"a.b": setfold.Pool(3)}, setfold.Pool(3)],
 }
 
@@ -169,7 +192,7 @@ CONSTRUCTORS = [
     Built(
         setfold.VectorColumn,
         {"name": "x", "center": [0.0, 1.0], "scale": [1.0, 2.0]},
-        {"name": "text", "center": "numbers", "scale": "numbers"},
+        {"name": "text", "center": "two numbers", "scale": "two numbers"},
     ),
     Built(
         setfold.CategoryColumn,
@@ -177,11 +200,11 @@ CONSTRUCTORS = [
         {"name": "text", "values": "texts", "dim": SIZE},
     ),
     Built(setfold.TimeColumn, {"name": "x"}, {"name": "text", "origin": "integer", "age": FLAG}),
-    Built(setfold.Columns, {"columns": [setfold.NumberColumn("x")]}, {"columns": "columns"}),
+    Built(setfold.Columns, {"columns": [setfold.NumberColumn("x")]}, {"columns": "table columns"}),
     Built(
         setfold.RelativeLayer,
         {"dim": 3, "center": [0], "latest": [1]},
-        {"dim": SIZE, "center": "places", "latest": "places"},
+        {"dim": SIZE, "center": "indices", "latest": "indices"},
     ),
     Built(
         setfold.Classes,
@@ -203,6 +226,26 @@ CONSTRUCTORS = [
     ),
     Built(
         setfold.Layer, {"pool": pool(), "look": nn.ReLU()}, {"pool": "encoder", "look": "module"}
+    ),
+    Built(
+        setfold.Grid,
+        {"low": (0, 0), "high": (1, 1), "shape": (2, 2)},
+        {"low": "numbers", "high": "numbers", "shape": "shape", "learned": FLAG},
+    ),
+    Built(setfold.Places, {"points": [[0.0, 0.0]]}, {"points": "points", "learned": FLAG}),
+    Built(setfold.SlotGrid, {"shape": (2, 2)}, {"shape": "sizes"}),
+    Built(
+        setfold.Zoom,
+        {"places": setfold.Grid((0, 0), (1, 1), (4, 4)), "dim_in": 3, "shape": (2, 2)},
+        {"places": "grid", "dim_in": SIZE, "shape": "sizes", "position": "columns"},
+    ),
+    Built(setfold.UnitBox, {"dim_in": 3}, {"dim_in": SIZE, "position": "columns"}),
+    Built(
+        setfold.PlacedSlotEncoder,
+        {"dim_in": 3, "places": setfold.Grid((0, 0), (1, 1), (2, 2))},
+        {"dim_in": SIZE, "places": "places", "width": "width", "values": "values"}
+        | {"aggregate": AGGREGATE, "attention": "choice", "position": "columns"}
+        | {"reach": "reach", "outside": "choice", "learn_width": FLAG},
     ),
     Built(
         setfold.LayeredSetEncoder,
@@ -377,6 +420,10 @@ MODELS = {
     "attention": lambda: setfold.AttentionPool(3, 2, 4).double(),
     "features": lambda: setfold.DeepSets(nn.Linear(3, 4), 4).double(),
     "concat": lambda: setfold.Concat([setfold.Pool(3), make()]).double().eval(),
+    "places": lambda: setfold.PlacedSlotEncoder(3, setfold.Grid(-2, 2, 9)).double(),
+    "places, max": lambda: setfold.PlacedSlotEncoder(
+        3, setfold.Grid((-2, -2), (2, 2), (9, 9)), aggregate=["max", "variance"]
+    ).double(),
     "passes": lambda: setfold.SetTransformer(3, 4).double(),
     "whole": lambda: setfold.FSPool(3).double(),
 }

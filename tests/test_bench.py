@@ -38,7 +38,7 @@ def test_the_quick_benchmark_runs(tmp_path):
         assert len(results[found]) == len(SHAPES) * 2 * 2  # passes and lengths
         assert set().union(*(cell["seconds"] for cell in results[found])) == set(names)
     assert [fold["name"] for fold in results["folds"]] == list(passes())
-    assert {target["number"] for target in results["targets"]} == set(range(1, 12))
+    assert {target["number"] for target in results["targets"]} == set(range(1, 13))
     ways = {"forward+backward", "fold, forward", "fold, forward+backward"}
     measured = {(case["name"], case["way"]) for case in results["memory"]}
     assert measured >= {(name, way) for name in passes() for way in ways}

@@ -65,7 +65,7 @@ def test_the_page_needs_nothing_but_itself(run):
     page = References(run.page)
     assert page.open == []
     assert page.links == ["https://arxiv.org/abs/2103.01615"]
-    assert len(page.images) == 6 * (3 * 6 + 1) + 2
+    assert len(page.images) == 10 * (3 * 6 + 1) + 2
     assert all(image.startswith("data:image/png;base64,iVBOR") for image in page.images)
     assert not re.search(r"url\(|@import|<script", run.page)
 
@@ -111,7 +111,7 @@ def test_an_element_is_row_column_and_brightness():
 
 def test_a_trained_model_knows_more_the_more_it_sees(unseen):
     counter = SimpleNamespace(value=0)
-    model = completion.train(completion.slot_model, 120, counter).double()
+    model = completion.train(completion.grid_model, 120, counter).double()
     assert counter.value == 120
     made = streaming.outcomes(model, unseen, {"streamed": streaming.streamed})["streamed"]
     average = digits.load().train.mean(0)

@@ -11,6 +11,8 @@ import torch
 
 import setfold
 from tests.differential import compare, routes
+from tests.differential.arithmetic import Arithmetic
+from tests.differential.arithmetic import exact as bounded
 from tests.differential.configurations import draw_configuration
 from tests.differential.encoders import MAKERS
 
@@ -18,7 +20,7 @@ FEW, MANY, BLOCK = 300, 10_000, 500
 
 
 @pytest.mark.parametrize("first", range(0, FEW, 50))
-def test_the_answer_is_right_or_an_error_where_the_dtype_overflows(first):
+def test_the_answer_is_right_and_infinite_where_it_does_not_fit(first):
     for number in range(first, first + 50):
         compare.check(number)
 
@@ -36,6 +38,24 @@ def test_every_streaming_encoder_is_compared():
     public = [getattr(setfold, name) for name in setfold.__all__]
     kinds = [kind for kind in public if inspect.isclass(kind) and not inspect.isabstract(kind)]
     assert {kind for kind in kinds if issubclass(kind, setfold.StreamingSetEncoder)} == {*MAKERS}
+
+
+@pytest.mark.parametrize(
+    ("exact", "right", "wrong"),
+    [
+        (1.0, [1.0], [np.inf, np.nan, 2.0]),
+        (-1e39, [-np.inf], [np.inf, np.nan, -3.4e38, 0.0]),
+        (3e38, [3e38], [np.inf, np.nan]),
+    ],
+)
+def test_infinity_is_right_only_where_the_number_does_not_fit(exact, right, wrong):
+    arithmetic = Arithmetic(torch.float32)
+    expected = arithmetic.stored(bounded(np.array([exact])))
+    for number in right:
+        compare.compare_numbers(np.array([number]), expected, arithmetic, "here")
+    for number in wrong:
+        with pytest.raises(AssertionError, match="1 of 1 numbers are wrong"):
+            compare.compare_numbers(np.array([number]), expected, arithmetic, "here")
 
 
 @pytest.mark.parametrize(("dtype", "size"), [(torch.float64, 1e-9), (torch.float32, 1e-3)])

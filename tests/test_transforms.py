@@ -63,23 +63,27 @@ def slope_of(encoding):
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize("name", ENCODERS | SEVERAL)
 def test_vmap(name, length):
-    encoder, elements = built(name), draw(3, 2, length, 3)
+    if name in SEVERAL:
+        length = min(length, 12)
+    encoder, elements = built(name, ENCODERS | SEVERAL), draw(3, 2, length, 3)
     mask = some_hidden((3, 2, length))
     expected = torch.stack([encoder(some) for some in elements])
     masked = torch.stack([encoder(*some) for some in zip(elements, mask, strict=True)])
     for tracked in (True, False):
         with torch.set_grad_enabled(tracked):
             assert_close(vmap(encoder)(elements), expected, **TIGHT)
-            assert_close(vmap(encoder)(elements, mask), masked, **TIGHT)
+            if name != "pairs":  # whose number depends on the mask
+                assert_close(vmap(encoder)(elements, mask), masked, **TIGHT)
             assert_close(vmap(lambda some: folded(encoder, some))(elements), expected, **TIGHT)
     assert_close(encoder(elements[0]), expected[0], **TIGHT)  # nothing of the transform is kept
 
 
-@pytest.mark.parametrize("name", ENCODERS)
+# functional_call does not put back the weight of an activation that several layers share
+@pytest.mark.parametrize("name", sorted((ENCODERS | SEVERAL).keys() - {"deep sets, mean"}))
 def test_gradients_of_each_sample(name):
-    encoder, elements = built(name), draw(3, 1, 9, 3)
+    encoder, elements = built(name, ENCODERS | SEVERAL), draw(3, 1, 9, 3)
     weights = {name: parameter.detach() for name, parameter in encoder.named_parameters()}
     slope = slope_of(encoder(elements[0]))
 

@@ -111,7 +111,11 @@ class PointClouds(Task):
         points = clouds[items.unsqueeze(1), positions]
         if self.augment:
             points = augmented(points)
-        return Batch(standardised(points, self.points), data.labels["train"][items])
+        return Batch(self.framed(points, self.points), data.labels["train"][items])
+
+    def framed(self, points: Tensor, first: int) -> Tensor:
+        """Return clouds (B, n, 3) in the model's coordinates, given by the first points."""
+        return standardised(points, first)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         return cross_entropy(model(batch.points), batch.labels)
@@ -143,7 +147,7 @@ class PointClouds(Task):
         head, device = cast("Classifier", model).head, next(model.parameters()).device
         totals: list[int] = []
         for clouds, labels in self.blocks(split, points):
-            clouds, labels = standardised(clouds, first or points).to(device), labels.to(device)
+            clouds, labels = self.framed(clouds, first or points).to(device), labels.to(device)
             right = [
                 int((head(encoding).argmax(1) == labels).sum()) for encoding in encodings(clouds)
             ]
@@ -221,6 +225,6 @@ def streamed_accuracy(model: Classifier, task: PointClouds, chunk: int, steps: i
 def consistency_error(model: Classifier, task: PointClouds, chunk: int, steps: int) -> float:
     """Return the relative difference of streamed and whole-set encodings of some test clouds."""
     points, _ = next(task.blocks("test", chunk * steps))
-    points = standardised(points, chunk).to(next(model.parameters()).device)
+    points = task.framed(points, chunk).to(next(model.parameters()).device)
     chunks = sets.chunked(points, chunk, steps)
     return sets.consistency_error(model.encoder, chunks)

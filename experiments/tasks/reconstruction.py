@@ -59,19 +59,23 @@ class Decoder(nn.Module):
     """Predict mean and scale of colours from an encoding and coordinates.
 
     The first layer is applied to the encoding once per image instead of once per pixel.
+
+    Args:
+        dim: width of the encoding.
+        colours: number of colours of a pixel.
     """
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim: int, colours: int = 3) -> None:
         super().__init__()
         self.dim = dim
         self.first = nn.Linear(dim + 2, HIDDEN)
         layers: list[nn.Module] = [nn.ReLU(inplace=True)]
         for _ in range(2):
             layers += [nn.Linear(HIDDEN, HIDDEN), nn.ReLU(inplace=True)]
-        self.rest = nn.Sequential(*layers, nn.Linear(HIDDEN, 6))
+        self.rest = nn.Sequential(*layers, nn.Linear(HIDDEN, 2 * colours))
 
     def forward(self, encoding: Tensor, coordinates: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean and scale (B, T, 3).
+        """Return mean and scale (B, T, colours).
 
         Args:
             encoding: (B, 1, dim), or (B, T, dim) if each coordinate has its own.
@@ -79,8 +83,13 @@ class Decoder(nn.Module):
         """
         of_encoding, of_coordinate = self.first.weight.split([self.dim, 2], 1)
         hidden = linear(encoding, of_encoding, self.first.bias) + linear(coordinates, of_coordinate)
-        mean, scale = self.rest(hidden).chunk(2, -1)
-        return mean, SMALLEST_SCALE + (1 - SMALLEST_SCALE) * softplus(scale)
+        return mean_and_scale(self.rest(hidden))
+
+
+def mean_and_scale(found: Tensor) -> tuple[Tensor, Tensor]:
+    """Split what a network predicts (..., 2 c) into means and scales (..., c)."""
+    mean, scale = found.chunk(2, -1)
+    return mean, SMALLEST_SCALE + (1 - SMALLEST_SCALE) * softplus(scale)
 
 
 class Look(nn.Module):

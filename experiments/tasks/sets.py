@@ -28,6 +28,16 @@ def drawn(sets: int, size: int, count: int, generator: torch.Generator | None = 
     return torch.stack([torch.randperm(size, generator=generator)[:count] for _ in range(sets)])
 
 
+def some_number(fewest: int, most: int) -> int:
+    """Draw a number of elements; its logarithm is uniform, so small sets are as usual as large."""
+    if not 1 <= fewest <= most:
+        raise setfold.InputError(
+            f"fewest must be at least 1 and at most `most`; got fewest={fewest}, most={most}."
+        )
+    found = fewest * (most / fewest) ** torch.rand(()).item()
+    return min(most, max(fewest, round(found)))
+
+
 def chunked(elements: Tensor, chunk: int, steps: int) -> list[Tensor]:
     """Return the first `steps` chunks (B, chunk, d) of elements (B, n, d)."""
     if chunk * steps > elements.shape[1]:

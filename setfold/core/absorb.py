@@ -171,7 +171,8 @@ def _set_by_set(
     """What a chunk adds to each set, where each set has slots of its own."""
     for number in range(state.batch_size):
         alone, (elements, mask) = state[number], chunk.one_set(number)
-        if elements.numel():
+        hidden = mask is not None and not needs_plain_formula() and not bool(mask.any())
+        if elements.numel() and not hidden:
             prepared = encoder.prepare(alone.frame)
             found = absorb_dense(
                 encoder, state.fields, elements, mask, alone.context, prepared, split=split
@@ -285,6 +286,22 @@ def check_logits(peak: Tensor, mask: Tensor | None) -> None:
         raise NonFiniteError(
             "the elements are finite, but their logits are not: the elements are too large. Scale "
             "the elements down. The state is unchanged."
+        )
+
+
+def check_encoding(encoding: Tensor) -> None:
+    """Raise NonFiniteError if layers on the way to an encoding have overflowed.
+
+    The exact encoding might be representable all the same, so an infinity is not an answer.
+    """
+    if needs_plain_formula() or encoding.is_meta:
+        return
+    shown = encoding.detach() if encoding.requires_grad else encoding
+    if not math.isfinite(shown.sum().item()) and not bool(shown.isfinite().all()):
+        raise NonFiniteError(
+            "the elements are finite, but their encoding is not: the elements are too large, and "
+            f"layers overflow in {str(shown.dtype).removeprefix('torch.')}. Scale the elements "
+            "down, or use a wider dtype."
         )
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
+from collections.abc import Sequence
+from typing import Any
 
 from torch import nn
 
@@ -87,6 +90,43 @@ def check_choice(allowed: tuple[str, ...], **choices: object) -> None:
         if choice not in allowed:
             words = ", ".join(map(repr, allowed))
             raise InputError(f"{name} must be one of {words}; got {choice!r}.")
+
+
+def words_of(allowed: Sequence[str], name: str, given: Any) -> list[str]:
+    """One word or several different ones, in order, each of them allowed.
+
+    Raises:
+        InputError: it is something else.
+
+    >>> words_of(("max", "mean"), "aggregate", "max")
+    ['max']
+    """
+    alone = isinstance(given, str) or not isinstance(given, Sequence)
+    words = [given] if alone else [*given]
+    if not words or any(word not in allowed for word in words) or len({*words}) < len(words):
+        raise InputError(
+            f"{name} must be one of {', '.join(allowed)}, or a list of different ones; got "
+            f"{given!r}."
+        )
+    return words
+
+
+def numbers_of(name: str, given: Any) -> tuple[float, ...]:
+    """One finite number or several.
+
+    Raises:
+        InputError: it is something else.
+
+    >>> numbers_of("low", 0), numbers_of("high", [1, 2.5])
+    ((0.0,), (1.0, 2.5))
+    """
+    alone = isinstance(given, str) or not isinstance(given, Sequence)
+    numbers = [given] if alone else [*given]
+    for number in numbers:
+        real = isinstance(number, int | float) and not isinstance(number, bool)
+        if not real or not abs(number) <= sys.float_info.max:
+            raise InputError(f"{name} must be finite numbers; got {given!r:.200}.")
+    return tuple(float(number) for number in numbers)
 
 
 def check_heads(num_heads: int, **widths: int) -> None:

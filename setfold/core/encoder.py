@@ -327,7 +327,15 @@ class StreamingSetEncoder(SetEncoder):
         )
 
     def readout(self, state: SetState) -> Tensor:
-        """The encoding (B, ...) of what the state has seen. It can be called any number of times."""
+        """The encoding (B, ...) of what the state has seen. It can be called any number of times.
+
+        A number that does not fit into the dtype is infinite, with its sign, such as a sum of 6e38
+        in float32. The state itself is right.
+
+        Raises:
+            NonFiniteError: layers that the encoder applies to the state overflow.
+            StateMismatchError: the state belongs to another model.
+        """
         state = recognize(self, state)
         encoding = self.finish(state.statistics, state.count, self.prepared_for(state))
         return unshared(encoding, state.statistics)
@@ -366,6 +374,8 @@ class StreamingSetEncoder(SetEncoder):
     ) -> Tensor:
         """Encode whole sets: initial_state, update and readout in one call.
 
+        A number that does not fit into the dtype is infinite, with its sign, as in `readout`.
+
         Args:
             elements: (B, n, d), or ragged (N, d) with an index.
             mask: (B, n), True where an element is present.
@@ -373,6 +383,10 @@ class StreamingSetEncoder(SetEncoder):
             batch_size: the number of sets; by default that of a dense batch, or the largest index
                 plus 1.
             context: (B, ...), the readout of an earlier pass, or of several.
+
+        Raises:
+            InputError: shapes, dtypes, devices or the index do not fit.
+            NonFiniteError: an element is NaN or infinite, or layers of the encoder overflow.
         """
         compiling = torch.compiler.is_compiling()
         setup = None if compiling or torch.is_grad_enabled() else setup_of(self)

@@ -13,7 +13,7 @@ from setfold.core.arguments import MAX_SIZE, check_sizes
 from setfold.core.readout import Count
 from setfold.core.statistic import spread
 from setfold.errors import InputError, NonFiniteError
-from setfold.kernels.modes import needs_plain_formula, vectorizes
+from setfold.kernels.modes import needs_plain_formula, vectorizes, widened
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
@@ -364,8 +364,15 @@ def _validate_level(slots: Tensor, dim: int, batch_size: int, like: Tensor | Non
         )
     if slots.shape[1] == 0:
         raise InputError(f"slots must be at least one; got {tuple(slots.shape)}.")
-    if not (needs_plain_formula() or slots.is_meta or bool(slots.isfinite().all())):
+    if needs_plain_formula() or slots.is_meta:
+        return slots.clone()
+    if not bool(slots.isfinite().all()):
         raise NonFiniteError("slots must be finite; found NaN or infinity.")
+    if not bool(widened(slots).square().sum(-1).isfinite().all()):
+        raise InputError(
+            "slots must be so small that their squares do not overflow, because slots are "
+            f"normalized; found {float(slots.abs().max()):.3g}. Scale them down."
+        )
     return slots.clone()  # the state must not share memory with the caller
 
 

@@ -20,6 +20,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from setfold.core.absorb import check_encoding
 from setfold.core.arguments import check_modules
 from setfold.core.composition import Composition, apply_features
 from setfold.core.encoder import StreamingSetEncoder
@@ -54,6 +55,7 @@ class MultiPassSetEncoder(WholeSetEncoder):
         """The encoding from the readouts of all passes and the number of elements (B,)."""
         encoding = found[-1]
         encoding = torch.where(spread(count > 0, encoding), encoding, 0)
+        check_encoding(encoding)
         return encoding if self.head is None else self.head(encoding)
 
 

@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from setfold.core.arguments import words_of
 from setfold.core.statistic import Max, Min, Reduction, Statistics, Sum, spread
-from setfold.errors import InputError
 from setfold.kernels.modes import needs_plain_formula
 
 Count = Tensor | int  # elements of each set (B,), or one positive number for all sets
@@ -110,15 +110,8 @@ def parse_aggregates(aggregate: str | Sequence[str], *, weighted: bool) -> tuple
     >>> [a.name for a in parse_aggregates(["weighted_mean", "max"], weighted=True)]
     ['weighted_mean', 'max']
     """
-    alone = isinstance(aggregate, str) or not isinstance(aggregate, Sequence)
-    names: tuple[Any, ...] = (aggregate,) if alone else tuple(aggregate)
     allowed = [a.name for a in AGGREGATES.values() if weighted or not a.needs_mass]
-    unknown = [name for name in names if name not in allowed]
-    if unknown or not names or len(set(names)) < len(names):
-        raise InputError(
-            f"aggregate must be one of {', '.join(allowed)}, or a list of different ones; got "
-            f"{aggregate!r}."
-        )
+    names = words_of(allowed, "aggregate", aggregate)
     return tuple(AGGREGATES[name] for name in names)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from setfold.core import persist
 from setfold.core.statistic import (
+    Field,
     Fields,
     Parts,
     Statistics,
@@ -349,24 +350,16 @@ class SetState:
 
     def _check_form(self) -> None:
         """Raise ValueError unless the tensors have the form and range that the fields declare."""
-        count, sets = self.count, len(self.count) if self.count.dim() else -1
-        if count.dtype != torch.long or count.dim() != 1 or bool((count < 0).any()):
-            raise ValueError("counts must be int64 (B,), at least 0")
-        if sets and int(count.max()) > MAX_COUNT // sets and sum(count.tolist()) > MAX_COUNT:
-            raise ValueError("the sum of the counts must be below 2**63")
+        check_counts(self.count)
+        sets = len(self.count)
         for name, field in self.fields.items():
-            empty = field.statistic.empty
-            for part, shape, value in zip(self.statistics[name], field.shapes, empty, strict=True):
-                if tuple(part.shape) != (sets, *shape) or part.dtype not in TOTALS:
-                    raise ValueError(f"{name!r} must be float64 {(sets, *shape)}")
-                if not _is_usable(part, value):
-                    raise ValueError(f"{name!r} must be finite")
+            check_field(name, field, self.statistics[name], sets)
         for slots in self.frame:
             if slots.dim() != 3 or slots.shape[0] not in (1, sets):
                 raise ValueError(f"slots must be (1, K, h) or ({sets}, K, h)")
             if not slots.is_floating_point() or not bool(slots.isfinite().all()):
                 raise ValueError("slots must be finite numbers")
-        if any(part.shape[:1] != count.shape for part in self.context):
+        if any(part.shape[:1] != self.count.shape for part in self.context):
             raise ValueError(f"contexts must be ({sets}, ...)")
 
     def __deepcopy__(self, memo: object) -> SetState:
@@ -384,6 +377,24 @@ def _names_of(fields: Fields) -> list[str]:
         f"{name}.{i}" for name, field in fields.items() for i in range(len(field.statistic.empty))
     ]
     return [*parts, "count"]
+
+
+def check_counts(count: Tensor) -> None:
+    """Raise ValueError unless they are the numbers of elements of some sets."""
+    if count.dtype != torch.long or count.dim() != 1 or bool((count < 0).any()):
+        raise ValueError("counts must be int64 (B,), at least 0")
+    sets = len(count)
+    if sets and int(count.max()) > MAX_COUNT // sets and sum(count.tolist()) > MAX_COUNT:
+        raise ValueError("the sum of the counts must be below 2**63")
+
+
+def check_field(name: str, field: Field, parts: Parts, sets: int) -> None:
+    """Raise ValueError unless parts have the form and range that a field declares."""
+    for part, shape, empty in zip(parts, field.shapes, field.statistic.empty, strict=True):
+        if tuple(part.shape) != (sets, *shape) or part.dtype not in TOTALS:
+            raise ValueError(f"{name!r} must be float64 {(sets, *shape)}")
+        if not _is_usable(part, empty):
+            raise ValueError(f"{name!r} must be finite")
 
 
 def _is_usable(part: Tensor, empty: float) -> bool:

@@ -55,12 +55,14 @@ class Statistic(ABC):
 
     Attributes:
         empty: the value of each part for a set without elements.
+        obstacle: why elements cannot be removed, if `remove` is not implemented.
         picks: whether each part is the value of a single element, such as a maximum. The gradient
             of such a part belongs to the element that reached it first.
         removable: whether `remove` is implemented.
     """
 
     empty: ClassVar[tuple[float, ...]]
+    obstacle: ClassVar[str] = "the statistic of the remaining elements does not follow from it"
     picks: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
@@ -104,8 +106,8 @@ class Statistic(ABC):
     def remove(self, left: Parts, right: Parts) -> Parts:
         """The parts of `left` without the elements of `right`."""
         raise NotRemovableError(
-            f"{type(self).__name__} cannot remove elements: the statistic of the remaining elements "
-            "does not follow from it. Fold the remaining elements again, or use sums and means."
+            f"{type(self).__name__} cannot remove elements: {self.obstacle}. Fold the remaining "
+            "elements again, or use sums and means."
         )
 
 
@@ -174,6 +176,7 @@ class Max(Reduction):
     """Running element-wise maxima."""
 
     empty = (-torch.inf,)
+    obstacle = "without the element that attains it, the next one is not known"
     picks = True
 
     def absorb(self, values: Tensor, mask: Tensor | None) -> Parts:
@@ -212,6 +215,10 @@ class Softmax(Statistic):
     """
 
     empty = (-torch.inf, 0.0)  # peak, sums relative to the peak
+    obstacle = (
+        "its sums are relative to the largest weight. Without the element of that weight, what is "
+        "left may be smaller than the rounding of the sums"
+    )
 
     def shapes(self, shape: Shape) -> tuple[Shape, ...]:
         return shape[:-1], shape
@@ -225,8 +232,9 @@ class Softmax(Statistic):
         (tensor([[10000.]]), tensor([[[5., 1.]]]))
         """
         peak = torch.maximum(left[0], right[0])
-        scaled = [sums * relative_to(peak, own).unsqueeze(-1) for own, sums in (left, right)]
-        return peak, scaled[0] + scaled[1]
+        base = finite(peak)
+        scales = [torch.exp(own - base).unsqueeze(-1) for own in (left[0], right[0])]
+        return peak, torch.addcmul(left[1] * scales[0], right[1], scales[1])
 
     def pull(self, grads: Parts, joined: Parts, piece: Parts) -> Parts:
         # a piece's peak exceeds the joined one by rounding at most
@@ -235,7 +243,10 @@ class Softmax(Statistic):
 
 
 class CentralMoments(Reduction):
-    """Count, mean and sum of squared distances from the mean, joined without cancellation."""
+    """Count, mean and sum of squared distances from the mean, joined without cancellation.
+
+    The count may be a sum of weights; mean and squares are then weighted, too.
+    """
 
     empty = (0.0, 0.0, 0.0)
 
@@ -262,15 +273,16 @@ class CentralMoments(Reduction):
     def join(self, left: Parts, right: Parts) -> Parts:
         count = left[0] + right[0]
         apart = right[1] - left[1]
-        share = right[0] / count.clamp_min(1)
+        share = right[0] / torch.where(count > 0, count, 1)
         squares = left[2] + right[2] + apart.square() * left[0] * share
         return count, left[1] + apart * share, squares
 
     def pull(self, grads: Parts, joined: Parts, piece: Parts) -> Parts:
-        count, mean, _ = grads
-        share = piece[0] / joined[0].clamp_min(1)
-        moved = mean * share + 2 * grads[2] * piece[0] * (piece[1] - joined[1])
-        return count, moved, grads[2]
+        count, mean, squares = grads
+        total = torch.where(joined[0] > 0, joined[0], 1)
+        apart = piece[1] - joined[1]
+        weighed = count + mean * apart / total + squares * apart.square()  # if counts are weights
+        return weighed, piece[0] * (mean / total + 2 * squares * apart), squares
 
 
 # ---- all fields of a state at once -------------------------------------------------------------

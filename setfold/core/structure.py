@@ -20,20 +20,12 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from setfold.core.torch_layers import NOT_NEEDED, arguments_of, check_arguments
 from setfold.errors import CancelledAttentionWarning, DescriptionError
 
 PLACEMENT = ("device", "dtype")  # arguments that are not part of the structure
 SCALARS = (bool, int, float, str, type(None))
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-# They do not keep their arguments, so `describe` cannot write them. In a file they could multiply
-# modules without tensors, or take time that grows with the square of the number of layers.
-UNKEPT = (
-    nn.TransformerEncoder,
-    nn.TransformerDecoder,
-    nn.RNNBase,
-    nn.ParameterList,
-    nn.ParameterDict,
-)
 # Constructors call torch functions about 5 times for each tensor that they create.
 CALLS, CALLS_EACH = 5_000, 25
 DRAWING = (Tensor.normal_, nn.init.normal_)
@@ -57,7 +49,17 @@ def describe(module: nn.Module) -> dict[str, Any]:
         # _modules, because children() would drop a module that is used twice
         children = [[n, describe(c)] for n, c in module._modules.items() if c is not None]
         return {"class": _name_of(kind), "children": children}
-    arguments: dict[str, Any] = {}
+    found = arguments_of(module)
+    if found is None:
+        arguments = _arguments(module)
+    else:
+        arguments = {n: _encode(value, f"{kind.__name__}.{n}") for n, value in found.items()}
+    return {"class": _name_of(kind), "arguments": arguments}
+
+
+def _arguments(module: nn.Module) -> dict[str, Any]:
+    """The constructor arguments of a module, as JSON, from its attributes of the same names."""
+    kind, arguments = type(module), {}
     no_arguments = kind.__init__ is nn.Module.__init__  # its signature is (*args, **kwargs)
     for name, parameter in () if no_arguments else inspect.signature(kind).parameters.items():
         if name in PLACEMENT:
@@ -74,12 +76,17 @@ def describe(module: nn.Module) -> dict[str, Any]:
             if _is_torch(kind) and isinstance(value, Tensor):
                 value = True  # torch.nn keeps the parameter itself as the attribute of bias=True
             arguments[name] = _encode(value, f"{kind.__name__}.{name}")
-        elif not _is_torch(kind):  # a few torch.nn modules omit some; `save` compares the result
+        elif not _is_torch(kind):
             raise DescriptionError(
                 f"{kind.__name__} cannot be saved: keep its constructor argument {name!r} as an "
                 f"attribute, self.{name} = {name}."
             )
-    return {"class": _name_of(kind), "arguments": arguments}
+        elif name not in NOT_NEEDED:
+            raise DescriptionError(
+                f"{kind.__name__} cannot be saved, because it does not keep its constructor "
+                f"argument {name!r}. Construct it in a module of your own, which keeps it."
+            )
+    return arguments
 
 
 def _encode(value: Any, where: str) -> Any:
@@ -276,6 +283,7 @@ class _Builder:
                 f"the description of {structure['class']} has an argument {placed[0]!r}, which is "
                 "never saved."
             )
+        check_arguments(kind, arguments)
         with self.own_code() if self.own_code and foreign else nullcontext():
             return kind(**arguments)
 
@@ -338,11 +346,6 @@ def _class_of(name: str, allow: set[str]) -> type[nn.Module]:
         )
     if package == "torch.nn" and kind.forward is nn.Module.forward and kind not in CONTAINERS:
         raise DescriptionError(f"the model contains {name}, which is a base class, not a layer.")
-    if issubclass(kind, UNKEPT):
-        raise DescriptionError(
-            f"{name} cannot be saved, because it does not keep its constructor arguments. Construct "
-            "it in a module of your own, which keeps them."
-        )
     return kind
 
 

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn import Module
 
 from setfold.core.persist import digest_of
+from setfold.core.torch_layers import arguments_of
 from setfold.errors import InputError, StateMismatchError
 
 UNKNOWN = "unknown"  # in place of a digest
@@ -308,6 +309,8 @@ def _lasting_settings(module: Module) -> list[tuple[str, object]]:
     kind: Any = type(module)
     if not kind.__module__.startswith(("setfold.", "torch.")):
         return settings
+    if (found := arguments_of(module)) is not None:  # parts of it have settings of their own
+        return sorted((n, value) for n, value in found.items() if _is_plain(value, False))
     defaults = _defaults(kind)
     return [(n, value) for n, value in settings if n in defaults and value != defaults[n]]
 

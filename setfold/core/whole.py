@@ -8,6 +8,7 @@ from abc import abstractmethod
 import torch
 from torch import Tensor, nn
 
+from setfold.core.absorb import check_encoding
 from setfold.core.encoder import SetEncoder
 from setfold.core.inputs import Chunk, validate_whole_sets
 from setfold.core.statistic import spread
@@ -59,11 +60,16 @@ class WholeSetEncoder(SetEncoder):
             index: (N,), the set of each row, in any order.
             batch_size: the number of sets; by default that of a dense batch, or the largest index
                 plus 1.
+
+        Raises:
+            InputError: shapes, dtypes, devices or the index do not fit.
+            NonFiniteError: an element is NaN or infinite, or the encoding overflows.
         """
         like = first_tensor((self,))
         chunk, sets = validate_whole_sets(elements, mask, index, batch_size, self.dim_in, like)
         chunk.check_finite()
         encoding = self._encode_chunk(chunk, sets)
+        check_encoding(encoding)
         return encoding if self.head is None else self.head(encoding)
 
     def _encode_chunk(self, chunk: Chunk, sets: int) -> Tensor:

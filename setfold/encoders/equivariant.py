@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
+from setfold.core.absorb import check_encoding
 from setfold.core.arguments import check_choice, check_flags, check_modules, check_sizes
 from setfold.core.passes import Layer, LayeredSetEncoder
 from setfold.core.precision import NARROW, caller_for
@@ -71,6 +72,7 @@ class _Subtract(nn.Module):
             found = call(self.of_element, wide - pooled)
         else:
             found = call(self.of_element, wide) - call(self.of_set, pooled)
+        check_encoding(found)  # the activation may hide an infinity
         found = call(self.activation, found)
         return found.to(elements.dtype) if dtype in NARROW else found
 

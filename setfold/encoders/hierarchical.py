@@ -10,7 +10,13 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from setfold.core.absorb import Arrivals, Groups, absorb_for_gradients, absorb_groups
+from setfold.core.absorb import (
+    Arrivals,
+    Groups,
+    absorb_for_gradients,
+    absorb_groups,
+    check_encoding,
+)
 from setfold.core.arguments import check_modules
 from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.precision import caller_for
@@ -127,7 +133,10 @@ class HierarchicalSlotSetEncoder(StreamingSetEncoder):
         encoding = first.read(statistics, count, prepared.first)
         call = caller_for(first.first_weight.dtype)
         for level, slots in zip(others, prepared.slots, strict=True):
+            check_encoding(encoding)
             encoding = level.encode(call(self.activation, encoding), slots)
+        if others:
+            check_encoding(encoding)
         if isinstance(count, Tensor):  # an empty set is encoded as zeros
             encoding = torch.where((count > 0)[:, None, None], encoding, 0)
         return encoding.to(first.first_weight.dtype)

@@ -16,6 +16,7 @@ from setfold.core.statistic import CentralMoments, Field, Fields, Statistics
 from setfold.kernels.modes import working_dtype
 
 STATISTICS_OF = ("feature", "set")
+SHRINK = 2.0**-4  # a power of two, which rounds nothing
 
 
 class Moments(StreamingSetEncoder):
@@ -111,7 +112,8 @@ class _Normalize(nn.Module):
             variance = (variance + (mean - common).square()).mean(-1, keepdim=True)
             mean = common
         working = working_dtype(elements.dtype)
-        scale = torch.rsqrt(variance + self.epsilon).to(working)
-        normal = (elements - mean.to(working)) * scale
+        scale = torch.rsqrt(variance + self.epsilon) / SHRINK
+        # of numbers as large as the dtype allows, the difference overflows
+        normal = torch.add(-SHRINK * mean.to(working), elements, alpha=SHRINK) * scale.to(working)
         found = normal * self.weight + self.bias
         return found.to(elements.dtype) if self.weight.dtype in NARROW else found

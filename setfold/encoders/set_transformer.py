@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
 
+from setfold.core.absorb import check_encoding
 from setfold.core.arguments import check_flags, check_heads, check_modules, check_sizes
 from setfold.core.composition import Composition
 from setfold.core.encoder import StreamingSetEncoder
@@ -19,7 +19,9 @@ from setfold.core.passes import Layer, LayeredSetEncoder, apply_pool
 from setfold.core.precision import NARROW, caller_for
 from setfold.core.whole import WholeSetEncoder
 from setfold.encoders.attention_pool import SoftmaxPool
-from setfold.kernels.modes import differentiable_attention, widened
+from setfold.encoders.layers import LayerNorm
+from setfold.kernels.attention import attend
+from setfold.kernels.modes import widened
 from setfold.kernels.scores import Scores, folded_heads, projected_heads
 
 
@@ -49,7 +51,7 @@ class MAB(nn.Module):
         self.to_key = nn.Linear(dim, dim)
         self.to_value = nn.Linear(dim, dim)
         self.to_out = nn.Linear(dim, dim)
-        self.norm = nn.LayerNorm(dim) if layer_norm else nn.Identity()
+        self.norm = LayerNorm(dim) if layer_norm else nn.Identity()
         self.feed = nn.Linear(dim, dim)
         self.last_norm = nn.LayerNorm(dim) if layer_norm else nn.Identity()
 
@@ -67,18 +69,9 @@ class MAB(nn.Module):
         if mask is not None:  # 0 * NaN is NaN, so a weight of 0 is not enough
             elements = elements.masked_fill(~mask.unsqueeze(-1), 0)
         call = caller_for(self.to_query.weight.dtype)
-        query, key, value = (
-            projected.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (B, H, ., d_h)
-            for projected in (
-                call(self.to_query, queries),
-                call(self.to_key, elements),
-                call(self.to_value, elements),
-            )
-        )
-        shown = None if mask is None else mask[:, None, None, :]
-        with differentiable_attention():
-            attended = scaled_dot_product_attention(query, key, value, attn_mask=shown)
-        return self.digest(queries, attended.transpose(1, 2).flatten(2))
+        query = call(self.to_query, queries)
+        key, value = call(self.to_key, elements), call(self.to_value, elements)
+        return self.digest(queries, attend(query, key, value, self.num_heads, mask))
 
     def digest(self, queries: Tensor, attended: Tensor) -> Tensor:
         """What follows the attention: queries and attended values, both (B, m, d), -> (B, m, d)."""
@@ -162,7 +155,10 @@ class SeedAttention(SoftmaxPool):
         value = self.block.to_value
         attended = projected_heads(means, value.weight, value.bias, self.num_heads)
         seeds = widened(self.seeds).expand(means.shape[0], -1, -1)
-        return self.block.digest(seeds, attended.to(seeds.dtype))
+        encoding = self.block.digest(seeds, attended.to(seeds.dtype))
+        if not self.layer_norm:
+            check_encoding(encoding)
+        return encoding
 
 
 class ISAB(Layer):

@@ -15,6 +15,7 @@ from setfold.core.precision import caller_for
 from setfold.core.readout import Count
 from setfold.core.state import SetState
 from setfold.core.statistic import Statistics
+from setfold.encoders.layers import GRUCell, LayerNorm
 from setfold.encoders.slot_set import Prepared, SlotSetEncoder
 
 
@@ -65,11 +66,11 @@ class SlotAttention(MultiPassSetEncoder):
         self.dim = dim
         self.num_iterations = self.passes = num_iterations
         self.dim_hidden = dim_hidden
-        self.norm_input = nn.LayerNorm(dim_in)
+        self.norm_input = LayerNorm(dim_in)
         self.attention = SlotSetEncoder(
             dim_in, num_slots, dim, dim, aggregate=["mean", "mass"], attention="softmax"
         )
-        self.gru = nn.GRUCell(dim, dim)
+        self.gru = GRUCell(dim, dim)
         self.norm_hidden = nn.LayerNorm(dim)
         self.mlp = nn.Sequential(nn.Linear(dim, dim_hidden), nn.ReLU(), nn.Linear(dim_hidden, dim))
 

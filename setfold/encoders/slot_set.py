@@ -260,7 +260,8 @@ class SlotSetEncoder(StreamingSetEncoder):
         query, key = call(self.to_query, slots), _widened(self.to_key)  # (K, d_out)
         scale = self.dim_out**-0.5
         if self.similarity == "cosine":
-            unit = normalize(query, dim=-1) * (self.temperature * scale)
+            size = query.detach().abs().amax(-1, keepdim=True)  # its squares may overflow
+            unit = normalize(query / size.clamp_min(1), dim=-1) * (self.temperature * scale)
             return CosineScores(*key, unit, call(self.to_bias, slots).squeeze(-1))
         query = query * scale
         if not self.folded and slots.dim() == 2:
@@ -326,9 +327,12 @@ class SlotSetEncoder(StreamingSetEncoder):
         return {"sum": (sums.unsqueeze_(0),)}
 
     def encode_small(self, elements: Tensor, prepared: Prepared | None) -> Tensor | None:
-        if self.aggregate not in ("sum", "mean") or self.similarity != "dot" or not self.folded:
+        if self.similarity != "dot" or not self.folded or autocasts(elements.device):
             return None
-        if self.num_slots == 1 or autocasts(elements.device):
+        if self.relative and self.aggregate == "weighted_mean" and prepared is not None:
+            _, sums = one_tile_log_weights(elements, prepared.scores[0])
+            return (torch.mm(sums, cast("Tensor", prepared.values)) / sums[:, -1:]).unsqueeze_(0)
+        if self.aggregate not in ("sum", "mean") or self.num_slots == 1:
             return None
         if prepared is not None:
             count = elements.shape[0] if self.aggregate == "mean" else 1

@@ -99,7 +99,8 @@ def encode_frame(
         parts = [_read_out(encoder, table) for table in store.drain()]
     if not parts:
         kind = pa.int64() if set is None else stored_type(task.columns.set_type(opened.schema, {}))
-        parts = [_read_out(encoder, StateTable(pa.array([], kind), encoder.initial_state(0)))]
+        empty = StateTable.of_state(pa.array([], kind), encoder.initial_state(0).to("cpu"))
+        parts = [_read_out(encoder, empty)]
     return _in_kind(opened, pa.concat_tables(parts), task.columns)
 
 

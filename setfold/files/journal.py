@@ -17,10 +17,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import re
 import shutil
+import stat
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,6 +45,9 @@ COUNTS = (
 # names of files in the folder
 SNAPSHOT, SPILLED, SORTED_RUN = r"snapshot-\d+", r"\d\d\.(states|rows)\.tables", r"\d\d\.run"
 OUTPUT = r"output-\d"
+OWN = re.compile(
+    rf"lock|journal|\.journal\..*\.part|{SNAPSHOT}|spill|runs|skipped|{OUTPUT}(\.table)?"
+)
 
 
 @dataclass
@@ -209,6 +215,32 @@ class WorkFolder:
             shutil.rmtree(self.spill_folder)
 
 
+def check_folder(folder: Path) -> None:
+    """Raise FileError if a work folder contains anything that setfold does not write.
+
+    Everything in the folder may be truncated, replaced or removed. A link would lead to files of
+    somebody else, and so would a folder that only has the name of a work folder.
+    """
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise _foreign(folder, folder)
+    for place, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            path = Path(place, name)
+            is_own = place != str(folder) or OWN.fullmatch(name)
+            is_folder = name in ("spill", "runs") if place == str(folder) else name in folders
+            kind = stat.S_IFDIR if is_folder else stat.S_IFREG
+            with suppress(FileNotFoundError):  # another process has just removed it
+                if not is_own or stat.S_IFMT(path.lstat().st_mode) != kind:
+                    raise _foreign(folder, path)
+
+
+def _foreign(folder: Path, path: Path) -> FileError:
+    return FileError(
+        f"setfold did not write {path}: {folder} is a work folder, and has no links and no other "
+        "files. Move it away, or choose another output."
+    )
+
+
 def read_journal(folder: Path) -> Journal | None:
     """Return the journal in a work folder; None if there is none.
 
@@ -262,6 +294,11 @@ def _validate(journal: Journal) -> None:
     for pattern, found in names.items():
         if not all(re.fullmatch(pattern, name) for name in found):
             raise ValueError(f"names must be like {pattern}")
+    buckets, spilled = journal.buckets or [], {int(name[:2]) for name in journal.lengths}
+    if not spilled.issuperset(buckets) or len({*buckets}) < len(buckets):
+        raise ValueError("each bucket must have files, and be listed once")
+    if len({*journal.sorted_runs}) < len(journal.sorted_runs):
+        raise ValueError("each run must be listed once")
     finals = [journal.request[name] for name in ("out", "states") if journal.request.get(name)]
     if journal.outputs.keys() != journal.digests.keys():
         raise ValueError("outputs and digests must have the same names")

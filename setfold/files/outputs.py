@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 from numpy.lib import format as npy
@@ -26,6 +27,8 @@ from setfold.errors import InputError
 from setfold.files.sealed import SealedFile, SealedWriter
 from setfold.files.tables.arrow import RESULT, as_tensor, header_of, shape_of
 from setfold.files.tables.stream import open_arrow
+
+MAX_ID_BYTES = 1 << 14  # of a set id in a NumPy archive; paths are shorter
 
 
 class Sink(ABC):
@@ -58,6 +61,10 @@ class Sink(ABC):
     def can_store(cls, kind: pa.DataType) -> bool:
         """Whether set ids of an Arrow type can be stored."""
         return True
+
+    @classmethod  # noqa: B027 - most formats store all
+    def check_ids(cls, sets: pa.Array) -> None:
+        """Raise InputError if some set ids of a type that can be stored cannot be stored."""
 
     @abstractmethod
     def _open_writer(self, schema: pa.Schema) -> Any:
@@ -113,6 +120,23 @@ class NpzSink(ArrowSink):
         if pa.types.is_large_string(kind) or pa.types.is_large_binary(kind):
             return True
         return bool(pa.array([], kind).to_numpy(zero_copy_only=False).dtype != object)
+
+    @classmethod
+    def check_ids(cls, sets: pa.Array) -> None:
+        if not (pa.types.is_large_string(sets.type) or pa.types.is_large_binary(sets.type)):
+            return
+        if pc.any(pc.ends_with(sets, "\0")).as_py():
+            raise InputError(
+                "NumPy strips trailing zero bytes, so some of these set ids would become equal in "
+                "an .npz file. Write a .parquet or .arrow file instead."
+            )
+        longest = pc.max(pc.binary_length(sets)).as_py() or 0
+        if longest > MAX_ID_BYTES:
+            raise InputError(
+                f"a set id has {longest:,} bytes, and NumPy stores all ids with the length of the "
+                f"longest; at most {MAX_ID_BYTES:,} are supported in an .npz file. Write a .parquet "
+                "or .arrow file instead."
+            )
 
     def close(self) -> None:
         """Convert the Arrow file, in which the tables were collected, into arrays."""
@@ -200,11 +224,6 @@ def _plain(column: pa.ChunkedArray) -> np.ndarray:
             "file instead."
         )
     items = column.to_pylist()
-    if any(item.endswith(b"\0" if is_binary else "\0") for item in items):
-        raise InputError(
-            "NumPy strips trailing zero bytes, so some of these set ids would become equal in an "
-            ".npz file. Write a .parquet or .arrow file instead."
-        )
     return np.array(items, dtype="S" if is_binary else "U")
 
 

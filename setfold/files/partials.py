@@ -23,14 +23,14 @@ import pyarrow as pa
 import torch
 
 from setfold.core.encoder import StreamingSetEncoder
-from setfold.core.state import SetState
-from setfold.errors import NonFiniteError, StateMismatchError
+from setfold.errors import FileError, NonFiniteError, StateMismatchError
 from setfold.files.arguments import checked
 from setfold.files.columns import ColumnSpec
 from setfold.files.engines.frames import frame_task
 from setfold.files.kinds import open_frame
 from setfold.files.tables.arrow import FRAME, HEADER, combined
 from setfold.files.tables.overflow import find_finite, find_marks, mark_overflows, states_of
+from setfold.files.tables.packing import pack, unpack
 from setfold.files.tables.table import RowTable, StateTable, merged, read_out
 
 # Each packed state starts with a digest of what all sets share.
@@ -77,7 +77,7 @@ def partial_states(
                 found.append(table)
     if not found:
         kind = task.columns.set_type(frame.schema, {})
-        found = [StateTable(pa.array([], kind), encoder.initial_state(0).to("cpu"))]
+        found = [StateTable.of_state(pa.array([], kind), encoder.initial_state(0).to("cpu"))]
     return mark_overflows(merged(found)).to_arrow()
 
 
@@ -161,14 +161,10 @@ def pack_partials(table: pa.Table) -> pa.Table:
     >>> unpack_partials(encoder, packed).equals(table, check_metadata=True)
     True
     """
-    tensors = StateTable.from_arrow(table).state.tensors()
-    digest = np.frombuffer(_digest(table.schema), np.uint8)
-    parts = [np.broadcast_to(digest, (len(table), DIGEST_BYTES))]
-    parts += [_as_bytes(tensors[name]) for name in _packed_names(table.schema)]
-    flat = np.concatenate(parts, axis=1)
-    buffers = [None, pa.py_buffer(flat)]
-    states = pa.Array.from_buffers(pa.binary(flat.shape[1]), len(table), buffers)
-    return pa.table({"set": table["set"], "state": states.cast(pa.binary())})
+    StateTable.from_arrow(table)  # validates it
+    digest = _digest(table.schema)
+    states = [digest + row for row in pack(table.columns[1:])]
+    return pa.table({"set": table["set"], "state": pa.array(states, pa.binary())})
 
 
 @checked
@@ -191,50 +187,24 @@ def unpack_partials(encoder: StreamingSetEncoder, packed: pa.RecordBatch | pa.Ta
     """
     if isinstance(packed, pa.RecordBatch):
         packed = pa.Table.from_batches([packed])
+    sets = combined(packed["set"])
     empty = encoder.initial_state(0).to("cpu")
-    template = StateTable(packed["set"].slice(0, 0).combine_chunks(), empty).to_arrow()
-    tensors, names = empty.tensors(), _packed_names(template.schema)
-    widths = [_as_bytes(tensors[name]).shape[1] for name in names]
-    flat = _flat(packed["state"], DIGEST_BYTES + sum(widths))
-    if (
-        flat is None
-        or (flat[:, :DIGEST_BYTES] != np.frombuffer(_digest(template.schema), np.uint8)).any()
-    ):
+    schema = StateTable.of_state(sets.slice(0, 0), empty).to_arrow().schema
+    digest, states = _digest(schema), packed["state"].to_pylist()
+    try:
+        if not all(isinstance(s, bytes) and s.startswith(digest) for s in states):
+            raise ValueError("they have another digest")
+        columns = unpack([state[DIGEST_BYTES:] for state in states], schema.types[1:])
+        table = pa.table([sets, *columns], schema=schema)
+        StateTable.from_arrow(table)  # validates it
+    except (ValueError, FileError, pa.ArrowException) as error:
         raise StateMismatchError(
             "the packed states were computed by another model, or they are corrupt. Unpack them "
             "with the encoder that computed them, in evaluation mode."
-        )
-    start = DIGEST_BYTES
-    for name, width in zip(names, widths, strict=True):
-        part = flat[:, start : start + width].copy().view(tensors[name].numpy().dtype)
-        tensors[name] = torch.from_numpy(part).reshape(len(flat), *tensors[name].shape[1:])
-        start += width
-    state = SetState.from_tensors(tensors, empty.fields, empty.weights)
-    return StateTable(combined(packed["set"]), state).to_arrow()
+        ) from error
+    return table
 
 
 def _digest(schema: pa.Schema) -> bytes:
     """Return a digest of what all sets of a table share: weights, aggregates, shapes and slots."""
     return hashlib.sha256(schema.metadata[HEADER] + schema.metadata[FRAME]).digest()
-
-
-def _packed_names(schema: pa.Schema) -> list[str]:
-    """Return the tensors that have one row per set, in the order in which they are packed."""
-    return [name for name in schema.names if name != "set"]
-
-
-def _as_bytes(part: torch.Tensor) -> np.ndarray:
-    """Return a tensor (N, ...) as bytes (N, B)."""
-    return part.unsqueeze(-1).flatten(1).contiguous().numpy().view(np.uint8)
-
-
-def _flat(states: pa.ChunkedArray, width: int) -> np.ndarray | None:
-    """Return packed states as (N, width); None if some have another width."""
-    if states.null_count:
-        return None
-    try:
-        array = combined(states.cast(pa.binary(width)))
-    except pa.ArrowInvalid:
-        return None
-    values = np.frombuffer(array.buffers()[1] or b"", np.uint8)
-    return values[array.offset * width :][: len(array) * width].reshape(-1, width)

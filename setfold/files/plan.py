@@ -29,7 +29,6 @@ from setfold.files.tables.usable import TOO_LARGE, find_unusable
 from setfold.preprocessing.columns import columns_of
 
 SHARD_ROWS = 1 << 20
-MAX_SHARDS = 1 << 14  # of one file; a header may list any number of rows
 SAMPLE_ROWS = 256
 POSITION = (Feature("x"), Feature("y"), Feature("z"))  # default features of 3D models on scans
 ID_COPIES = 12  # copies of a set id in memory while its row is processed
@@ -208,8 +207,8 @@ class _InputScan:
             self.width = self.columns.width(reader.schema)
         if self.width is not None and self.parser is None:
             self.columns.check_width(reader.schema, self.width, path)
-        reader.check(names)
         self._check_blocks(reader.block_bytes(names), path)
+        reader.check(names)
         if not self.is_sampled:
             with suppress(FileError):  # raised or listed when the rows are read
                 self._sample(reader, names, found)
@@ -218,7 +217,7 @@ class _InputScan:
         self.columns = replace(self.columns, features=chosen, excluded=())
         self.num_columns = max(self.num_columns, len(names))
         total = reader.num_rows
-        for start, stop in reader.cuts(max(SHARD_ROWS, (total or 0) // MAX_SHARDS)):
+        for start, stop in reader.cuts(SHARD_ROWS):
             share = 1.0 if stop is None or not total else (stop - start) / total
             yield Shard(found, stamp, start, stop, share)
 

@@ -14,12 +14,12 @@ import pyarrow as pa
 
 from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.persist import replace_durably, sync
-from setfold.errors import InputError, NonFiniteError, SetfoldError
+from setfold.errors import FileError, InputError, NonFiniteError, SetfoldError
 from setfold.files.budget import current_memory, peak_memory
 from setfold.files.columns import stored_type
 from setfold.files.encodings import split_ids
 from setfold.files.engines.task import Shard, Skipped, Step, Task
-from setfold.files.journal import WorkFolder
+from setfold.files.journal import START_OVER, WorkFolder
 from setfold.files.outputs import Sink
 from setfold.files.plan import Plan
 from setfold.files.publish import publish_outputs, report_of
@@ -163,6 +163,8 @@ class Run:
         ends = list(accumulate(shard.bytes for shard in shards))
         for step in self.engine(self.plan.task, shards, journal.shard, journal.rows):
             for table in step.tables:
+                for output in self.outputs:
+                    output.sink.check_ids(table.sets)
                 self.store.add(table)
             self.work.log_skipped(step.skipped)
             shard = shards[step.shard]
@@ -217,6 +219,8 @@ class Run:
             set_bytes = max(set_bytes, table.nbytes // len(table))
             rows = max(1, window // set_bytes)
             write_sorted_run(parts[-1], [table], rows)
+        if not parts:
+            raise FileError(f"bucket {bucket} has no tables. {START_OVER}")
         if len(parts) == 1:
             replace_durably(parts[0], path)
             return
@@ -368,5 +372,7 @@ def _ensure_one(
 ) -> Iterator[StateTable]:
     """Yield the tables, or one empty table, so that an empty output still has its columns."""
     first: Any = next(tables, None)
-    yield first or StateTable(pa.array([], stored_type(set_type)), encoder.initial_state(0))
+    yield first or StateTable.of_state(
+        pa.array([], stored_type(set_type)), encoder.initial_state(0)
+    )
     yield from tables

@@ -81,7 +81,7 @@ def read_states(path: Path) -> Iterator[StateTable]:
         sets, elements, last = 0, 0, None
         for batch in stream:
             table = StateTable.from_arrow(pa.Table.from_batches([batch]))
-            sets, elements = sets + len(table), elements + int(table.state.count.sum())
+            sets, elements = sets + len(table), elements + int(table.count.sum())
             last = check_sorted(table.sets, last)
             if elements > MAX_COUNT:
                 raise ValueError("the sum of the counts must be below 2**63")

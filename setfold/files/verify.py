@@ -13,7 +13,7 @@ from setfold.core.state import SetState
 from setfold.core.structure import foreign_names
 from setfold.errors import FileError
 from setfold.files.encodings import is_archive, verify_encodings
-from setfold.files.journal import Journal, read_journal
+from setfold.files.journal import Journal, check_folder, read_journal
 from setfold.files.sealed import SealedFile, is_sealed
 from setfold.files.states import holds_states, read_provenance, read_states
 from setfold.files.tables.frames import read_frames
@@ -85,7 +85,7 @@ def _verify_table(path: Path) -> str:
 
 def _verify_states(path: Path) -> str:
     _, sets, provenance = read_provenance(path)
-    elements = sum(int(table.state.count.sum()) for table in read_states(path))
+    elements = sum(int(table.count.sum()) for table in read_states(path))
     model = "no model"
     if provenance.model is not None:
         with tempfile.TemporaryDirectory() as folder:
@@ -109,13 +109,15 @@ def journal_of(folder: Path) -> Journal:
     Raises:
         FileError: There is none, or it is corrupt.
     """
-    journal = read_journal(folder)
-    if journal is None:
-        raise FileError(
-            f"{folder} has no journal, so it is not the work folder of an interrupted run. Check "
-            "the path."
-        )
-    return journal
+    if (folder / "journal").exists():
+        check_folder(folder)
+        journal = read_journal(folder)
+        if journal is not None:
+            return journal
+    raise FileError(
+        f"{folder} has no journal, so it is not the work folder of an interrupted run. Check the "
+        "path."
+    )
 
 
 def _verify_work_folder(folder: Path) -> str:

@@ -11,7 +11,13 @@ from typing import Any
 from setfold.core.locks import hold
 from setfold.core.persist import is_full_disk, sync
 from setfold.errors import FileError, InputError
-from setfold.files.journal import Journal, WorkFolder, read_journal, to_json_value
+from setfold.files.journal import (
+    Journal,
+    WorkFolder,
+    check_folder,
+    read_journal,
+    to_json_value,
+)
 
 
 @contextmanager
@@ -100,6 +106,7 @@ def _folder_of(out: Path) -> Path:
 def _claim(out: Path) -> Iterator[None]:
     """Lock an output. At the end, remove its work folder, except if it has a checkpoint."""
     folder = _folder_of(out)
+    check_folder(folder)
     with hold(folder / "lock", wait=False) as locked:
         if not locked:
             raise FileError(

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 Gradients = tuple[Tensor | None, ...]
 
@@ -65,13 +64,6 @@ def needs_plain_formula() -> bool:
 def transforms() -> bool:
     """Whether a transform of torch.func or forward-mode AD is active."""
     return bool(torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0)
-
-
-def differentiable_attention() -> AbstractContextManager[object]:
-    """A context in which torch's attention can be differentiated forward; its kernels cannot."""
-    if torch.compiler.is_compiling() or forward_ad._current_level < 0:
-        return nullcontext()
-    return sdpa_kernel(SDPBackend.MATH)
 
 
 def vectorizes() -> bool:

@@ -15,14 +15,13 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import layer_norm, linear
+from torch.nn.functional import linear
 
-from setfold.kernels.modes import needs_plain_formula, widened
+from setfold.kernels.modes import widened
+from setfold.kernels.norms import layer_norm
 
 ATTENTIONS = ("sigmoid", "softmax")
 EPSILON = 1e-8  # the paper's, added to every sigmoid
-LAYER_NORM_EPSILON = 1e-5
-KEY_SIZE = 2.0**24  # so large that the epsilon of layer_norm vanishes
 
 
 class FoldedScores(NamedTuple):
@@ -77,7 +76,7 @@ class CosineScores(NamedTuple):
     offset: Tensor  # (K,)
 
     def logits(self, elements: Tensor) -> Tensor:
-        keys = _normalized(linear(elements, self.key_weight, self.key_bias))
+        keys = layer_norm(linear(elements, self.key_weight, self.key_bias))
         return linear(keys, self.query, self.offset)
 
     @property
@@ -111,22 +110,6 @@ class GatedScores(NamedTuple):
     @property
     def room(self) -> int:
         return self.num_slots + 3 * self.out_weight.shape[1]
-
-
-def _normalized(keys: Tensor) -> Tensor:
-    """`layer_norm` of keys of any size; the squares of huge ones overflow, and it returns zeros.
-
-    Huge keys are scaled down to KEY_SIZE first. The normalization cancels the factor.
-    """
-    shape = keys.shape[-1:]
-    if not (needs_plain_formula() or keys.is_meta or keys.numel() == 0):
-        normal, _, inverse = torch.native_layer_norm(keys, shape, None, None, LAYER_NORM_EPSILON)
-        if inverse.detach().amin().item() > 0:
-            return normal
-    largest = keys.detach().abs().amax(-1, keepdim=True)
-    huge = largest > torch.finfo(keys.dtype).max ** 0.4
-    scaled = keys / torch.where(huge, largest / KEY_SIZE, 1)
-    return layer_norm(scaled, shape, eps=LAYER_NORM_EPSILON)
 
 
 Scores = FoldedScores | KeyScores | CosineScores | GatedScores

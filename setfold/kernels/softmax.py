@@ -75,6 +75,8 @@ def one_tile_log_weights(elements: Tensor, matrix: Tensor) -> tuple[Tensor, Tens
     """
     padded = torch.constant_pad_nd(elements, (0, 1), 1.0)
     logits = torch.log_softmax(torch.mm(padded, matrix), -1)
+    if len(elements) == 1:  # its weights relative to themselves are 1
+        return logits.squeeze(0), padded.expand(matrix.shape[1], -1)
     peak = logits.amax(0)
     return peak, transposed_product(logits.sub_(peak).exp_(), padded)
 
@@ -102,8 +104,8 @@ def _mask_logits(logits: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def finite(peak: Tensor) -> Tensor:
-    """The peak, or 0 for a set without elements, because -inf - (-inf) is NaN."""
-    return peak.masked_fill(peak == -torch.inf, 0)
+    """The peak; a finite number for a set without elements, because -inf - (-inf) is NaN."""
+    return peak.clamp_min(torch.finfo(peak.dtype).min)
 
 
 def _stream(
@@ -131,7 +133,7 @@ def _stream(
         before = peak[sets]
         now = torch.maximum(before, _largest(logits))
         scale = torch.exp(before - finite(now)).unsqueeze_(-1)  # (b, Q, 1); 0 for the first tile
-        weights = logits.sub_(finite(now).to(logits.dtype).unsqueeze(1)).exp_()
+        weights = logits.sub_(finite(now.to(logits.dtype)).unsqueeze(1)).exp_()
         total, values = sums[sets].mul_(scale), _values(tile, projection)
         if tile.shape[0] == 1:
             total[0, :, :-1] += transposed_product(weights[0], values[0])
@@ -202,7 +204,7 @@ class _Streamed(torch.autograd.Function):
 
         room = _parts(ctx.form, tensors)[0].room
         rows = tile_rows(elements.shape[2] + room, elements.element_size())
-        peaks = (finite(peak).to(elements.dtype),)
+        peaks = (finite(peak.to(elements.dtype)),)
         needs = [need_elements, *need_tensors]
         element_grad, tensor_grads = replayed_gradients(
             tile_sums, rows, elements, mask, tensors, needs, sums_grad, per_set=peaks
@@ -235,7 +237,7 @@ def _folded_gradients(
     scores, matrix = FoldedScores(augmented), augmented[:-1]
     sums_grad = sums_grad.to(elements.dtype)  # (B, Q, d + 1)
     upstream = sums_grad.transpose(1, 2).contiguous()  # (B, d + 1, Q)
-    highest = finite(peak).to(elements.dtype)  # (B, Q)
+    highest = finite(peak.to(elements.dtype))  # (B, Q)
     grads = torch.zeros_like(augmented, dtype=accumulator_dtype(elements.device))
     elements_grad = torch.empty_like(elements) if need_elements else None
     rows = min(tile_rows(width + 2 * num_logits, elements.element_size()), batch * length)

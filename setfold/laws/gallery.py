@@ -17,6 +17,8 @@ from setfold.encoders.equivariant import EquivariantDeepSets
 from setfold.encoders.fspool import FSPool
 from setfold.encoders.hierarchical import HierarchicalSlotSetEncoder
 from setfold.encoders.janossy import JanossyPool
+from setfold.encoders.placed_slots import PlacedSlotEncoder
+from setfold.encoders.places import Grid
 from setfold.encoders.set_norm import Moments, SetNorm
 from setfold.encoders.set_transformer import (
     PMA,
@@ -69,6 +71,11 @@ def _concat() -> Concat:
     )
 
 
+def _placed() -> PlacedSlotEncoder:
+    places = Grid([-2.0, -2.0], [2.0, 2.0], [SLOTS, SLOTS])
+    return PlacedSlotEncoder(DIM_IN, places, aggregate=["density", "weighted_mean", "max"])
+
+
 def _features() -> nn.Module:
     return nn.Sequential(nn.Linear(DIM_IN, DIM), nn.ReLU())
 
@@ -96,6 +103,7 @@ EXHIBITS = (
     Exhibit("SeedAttention", lambda: SeedAttention(DIM_IN, SLOTS, num_heads=2)),
     Exhibit("PMA", lambda: PMA(DIM_IN, SLOTS)),
     Exhibit("Concat, max + slots + softmax", _concat),
+    Exhibit("PlacedSlotEncoder, grid", _placed),
     Exhibit("EquivariantDeepSets, max", lambda: EquivariantDeepSets(DIM_IN, [DIM, DIM])),
     Exhibit("EquivariantDeepSets, mean", lambda: EquivariantDeepSets(DIM_IN, [DIM, DIM], "mean")),
     Exhibit("SetTransformer, ISAB", lambda: SetTransformer(DIM_IN, DIM, num_inducing=SLOTS)),

@@ -49,6 +49,10 @@ ENCODERS = {
     "seeds": lambda: setfold.SeedAttention(3, num_seeds=2, num_heads=3),
     "pma": lambda: setfold.PMA(3, num_seeds=2, num_heads=1),
     "concat": lambda: setfold.Concat([setfold.Pool(3, "max"), setfold.Pool(3, "min")]),
+    "places": lambda: setfold.PlacedSlotEncoder(3, setfold.Grid((-2, -2), (2, 2), (9, 9))),
+    "places, several": lambda: setfold.PlacedSlotEncoder(
+        3, setfold.Grid(-2, 2, 30), aggregate=["max", "min", "variance"]
+    ),
     "concat, slots": lambda: setfold.Concat([setfold.Pool(3, "max"), slot_set()]),
     "concat, features": lambda: setfold.Concat([setfold.DeepSets(features(), 3, "max")]),
 }

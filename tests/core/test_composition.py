@@ -6,7 +6,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import setfold
-from tests.small import TIGHT, draw, make
+from tests.small import TIGHT, assert_same_state, draw, make
 
 CANCELLED = ["slot_mean", "slot_deviation", "norm.weight", "norm.bias"]
 CANCELLED += [f"{layer}.{kind}" for layer in ("to_query", "to_key") for kind in ("weight", "bias")]
@@ -118,6 +118,17 @@ def test_features_need_not_know_what_to_make_of_nothing(monkeypatch):
         expected = model.update(model.initial_state(2), elements[:, :length])
         assert_close(model.readout(state), model.readout(expected), **TIGHT)
         assert_close(model(elements, seen), model(elements[:, :length]), **TIGHT)
+
+
+def test_a_set_that_a_large_chunk_hides_entirely(monkeypatch):
+    monkeypatch.setattr("setfold.core.absorb.FEATURE_ROWS", 4)
+    model = compose(Reshaped(), aggregate="max")
+    elements, mask = draw(2, 9, 3, 1), torch.tensor([[True], [False]]).expand(2, 9)
+    with torch.no_grad():
+        state = model.initial_state(2, slots=draw(2, 4, 6, seed=1))  # so it is absorbed set by set
+        updated = model.update(state, elements, mask=mask)
+    assert updated.count.tolist() == [9, 0]
+    assert_same_state(updated[1], state[1])
 
 
 def test_batch_norm_can_be_trained_on_whole_sets():

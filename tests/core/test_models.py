@@ -69,6 +69,10 @@ def slot_set(dim_in=3, **options):
     return setfold.SlotSetEncoder(dim_in, 4, 6, 5, **options)
 
 
+def grid():
+    return setfold.Grid((0, -1), (1, 1), (3, 4))
+
+
 MODELS = {
     "slot set": slot_set,
     "slot set, no bias": lambda: slot_set(bias=False, aggregate=["weighted_mean", "max", "mass"]),
@@ -106,6 +110,31 @@ MODELS = {
     "attention": lambda: setfold.AttentionPool(3, 4, 6, num_heads=2, bias=False),
     "gated attention": lambda: setfold.GatedAttentionPool(3, 4, num_branches=2),
     "concat": lambda: setfold.Concat([setfold.Pool(3, "max"), slot_set()]),
+    "zoom": lambda: setfold.Composition(
+        setfold.Concat([setfold.PlacedSlotEncoder(3, grid()), setfold.Pool(3, ["max", "min"])]),
+        head=setfold.Zoom(grid(), 3, (2, 2), position=(0, 1)),
+    ),
+    "placed slots": lambda: setfold.PlacedSlotEncoder(
+        3, grid(), aggregate=["density", "max"], reach=2.5
+    ),
+    "learned places": lambda: setfold.PlacedSlotEncoder(
+        3,
+        setfold.Places([[0.0, 0.25], [1.0, 0.5]], learned=True),
+        width=[0.5, 1.5],
+        values=["offsets", "squares"],
+        position=(2, 0),
+        attention="kernel",
+        outside="drop",
+        learn_width=True,
+    ),
+    "unit box": lambda: setfold.LayeredSetEncoder(
+        [setfold.UnitBox(3, position=(0, 2))],
+        setfold.PlacedSlotEncoder(3, setfold.Grid((-1, -1), (1, 1), (2, 2)), position=(0, 2)),
+    ),
+    "slot grid": lambda: setfold.Composition(
+        setfold.PlacedSlotEncoder(3, setfold.Grid((0, 0), (1, 1), (4, 4))),
+        head=nn.Sequential(setfold.SlotGrid((4, 4)), nn.Conv2d(1, 2, 3)),
+    ),
     "concat by name": lambda: setfold.Concat({"pool": setfold.Pool(3), "slots": slot_set()}),
     "plain attention": lambda: setfold.GatedAttentionPool(3, 4, gated=False, bias=False),
     "set transformer": lambda: setfold.SetTransformer(

@@ -124,8 +124,11 @@ def test_a_constructor_may_do_what_it_wants(path, name, monkeypatch):
 @pytest.mark.parametrize(
     ("module", "message"),
     [
-        (nn.LSTM(2, 2), "LSTM cannot be saved, because it does not keep its"),
+        (nn.ParameterList([torch.ones(2)]), "ParameterList cannot be saved, because it does not"),
+        (nn.ParameterDict({"a": torch.ones(2)}), "ParameterDict.parameters is a method"),
+        (nn.LSTM(1, 1, 1001), "1 to 1000 layers"),
         (nn.TransformerEncoder(nn.Identity(), 2, enable_nested_tensor=False), "TransformerEncoder"),
+        (nn.TransformerEncoderLayer(4, 2, activation=torch.tanh), "activation is a builtin_fun"),
         (nn.LazyLinear(3), "weight has no shape yet. Call the model once"),
         (Remembering(), "_extra_state is a dict; only tensors can be saved"),
         (Reading(nn.Linear(2, 2)), "cannot be rebuilt from its description"),

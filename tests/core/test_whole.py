@@ -50,6 +50,9 @@ ENCODERS = {
             "softmax": setfold.AttentionPool(3, 2, 4),
         }
     ),
+    "placed slots": lambda: setfold.PlacedSlotEncoder(
+        3, setfold.Grid((-2, -2), (2, 2), (3, 3)), aggregate=["sum", "density", "max"]
+    ),
     "seeds": lambda: setfold.SeedAttention(3, num_seeds=2, num_heads=3),
     "pma": lambda: setfold.PMA(3, num_seeds=2, num_heads=1, layer_norm=False),
     "isabs": lambda: setfold.SetTransformer(3, 4, 2, 2, num_layers=1, head=nn.Flatten()),
@@ -304,6 +307,7 @@ class Subtract(nn.Module):
 
 
 LAYERS = {
+    "unit box": lambda: setfold.UnitBox(3),
     "sab": lambda: setfold.SAB(3, 1),
     "isab": lambda: setfold.ISAB(3, 2, 3, layer_norm=False),
     "norm of features": lambda: setfold.SetNorm(3),

@@ -2,6 +2,7 @@
 
     arithmetic.py       float64 numbers that know how far rounding in a dtype may carry them
     formulas.py         the encoders, from their docstrings, as loops over elements
+    placed.py           those of slots with places
     encoders.py         random encoders
     configurations.py   random elements, and how they reach the encoder
     routes.py           the ways through the library: forward, update, merge, fold, remove, files

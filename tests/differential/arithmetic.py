@@ -56,7 +56,10 @@ class Arithmetic:
     """Operations as a dtype would round them.
 
     Attributes:
-        overflows: whether some intermediate result is too large for the dtype.
+        largest: the largest number of the dtype.
+        overflows: whether some intermediate result is too large: for the dtype that the library
+            computes in, which is float32 or wider, or for a module of the user.
+        overflows_in_module: whether it is one of a module of the user, such as a head.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -64,7 +67,8 @@ class Arithmetic:
         self.unit = info.eps / 2
         self.tiny = info.tiny * info.eps  # the smallest positive number
         self.largest = info.max
-        self.overflows = False
+        self.widest = max(info.max, torch.finfo(torch.float32).max)
+        self.overflows = self.overflows_in_module = False
 
     def rounded(
         self, value: np.ndarray, error: np.ndarray, size: np.ndarray, terms: int, lost: object = 1.0
@@ -75,9 +79,15 @@ class Arithmetic:
         return Bounded(value, np.fmin(error + roundings, UNKNOWN), size)
 
     def notice(self, size: np.ndarray) -> None:
-        """Remember if numbers of this size do not fit into the dtype."""
-        if size.size and not 1.01 * np.max(size) < self.largest:
+        """Remember if the library cannot compute with numbers of this size."""
+        if size.size and not 1.01 * np.max(size) < self.widest:
             self.overflows = True
+
+    def notice_in_module(self, number: Bounded) -> None:
+        """Remember if numbers that a module of the user sees or returns do not fit into the dtype."""
+        size = np.maximum(number.size, np.abs(number.value) + number.error)
+        if size.size and not 1.01 * np.max(size) < self.largest:
+            self.overflows = self.overflows_in_module = True
 
     def stored(self, number: Bounded) -> Bounded:
         """A result that is written in the dtype: its terms are forgotten."""
@@ -144,7 +154,6 @@ class Arithmetic:
         """Layer norm of (p,): minus the mean, divided by the deviation, in which errors add up."""
         value, width = number.value, len(number.value)
         largest = np.abs(value).max()
-        self.notice(np.array([width * (largest + number.error.max()) ** 2]))
         mean = value.mean()
         deviation = np.sqrt(np.mean((value - mean) ** 2) + epsilon)
         moved = number.error + (width + STEPS) * (self.unit * largest + self.tiny)

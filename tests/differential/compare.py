@@ -1,4 +1,10 @@
-"""Compare the library with the formulas: the right answer, or an error where the dtype overflows."""
+"""Compare the library with the formulas, number by number.
+
+Where the exact number fits into the dtype, the library returns it up to rounding; where it does
+not, it returns infinity with its sign. Where the library's own layers overflow on the way, it may
+raise an error instead. A head is a module of the user: if it overflows, the numbers that it returns
+may be infinite or NaN.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +18,15 @@ from tests.differential.arithmetic import UNKNOWN, Arithmetic, Bounded, exact
 from tests.differential.configurations import Configuration, draw_configuration, is_removable
 from tests.differential.formulas import Formulas
 
-RIGHT, REFUSED, OVERFLOWED = "right", "refused", "overflowed"
+RIGHT, REFUSED, INFINITE, OVERFLOWED = "right", "refused", "infinite", "overflowed"
 
 
 def check(number: int) -> str:
     """Run one configuration.
 
     Returns:
-        "right"; "refused", if the library rightly raised an error; or "overflowed", if the encoding
-        itself is infinite or NaN because its layers overflow in the dtype, as they do in PyTorch.
-        A finite number is never wrong.
+        "right"; "refused", if the library rightly raised an error; "infinite", if some numbers are,
+        because the exact ones do not fit into the dtype; or "overflowed", if a head overflows.
 
     Raises:
         AssertionError: with what reproduces it.
@@ -41,10 +46,9 @@ def check(number: int) -> str:
         arithmetic = Arithmetic(configuration.dtype)
         expected = _expected(configuration, arithmetic, own, elements, gone)
         numbers = found[number].double().numpy()
-        if arithmetic.overflows and not np.isfinite(numbers).all():
-            outcome, hidden = OVERFLOWED, ~np.isfinite(numbers)
-            numbers = np.where(hidden, expected.value, numbers)
-        _compare(numbers, expected, f"set {number}\n{configuration}")
+        compare_numbers(numbers, expected, arithmetic, f"set {number}\n{configuration}")
+        if not np.isfinite(numbers).all():
+            outcome = OVERFLOWED if arithmetic.overflows_in_module else INFINITE
     return outcome
 
 
@@ -60,19 +64,25 @@ def _expected(
     return Formulas(arithmetic).encode(configuration.encoder, own, rows, removed)
 
 
-def _compare(found: np.ndarray, expected: Bounded, where: str) -> None:
+def compare_numbers(
+    found: np.ndarray, expected: Bounded, arithmetic: Arithmetic, where: str
+) -> None:
+    """Raise AssertionError if a number is neither right nor rightly infinite."""
     assert found.shape == expected.value.shape, (
         f"shape {found.shape} instead of {expected.value.shape}, {where}"
     )
-    known = expected.error < UNKNOWN  # otherwise nothing is promised but a number
-    off = np.abs(found - expected.value)
-    wrong = ~np.isfinite(found) | (known & ~(off <= expected.error))
-    if wrong.any():
-        place = tuple(np.argwhere(wrong)[0])
+    value, error, _ = expected
+    known = error < UNKNOWN  # otherwise nothing is promised but a number
+    close = np.isfinite(found) & (~known | (np.abs(found - value) <= error))
+    outermost = np.sign(found) * value + np.where(known, error, 0.0)
+    right = close | (np.isinf(found) & (outermost > arithmetic.largest))
+    if arithmetic.overflows_in_module:
+        right |= ~np.isfinite(found)
+    if not right.all():
+        place = tuple(np.argwhere(~right)[0])
         raise AssertionError(
-            f"{wrong.sum()} of {wrong.size} numbers are wrong; at {place} {found[place]!r} instead "
-            f"of {expected.value[place]!r}, with an error of up to {expected.error[place]:.3g}, "
-            f"{where}"
+            f"{(~right).sum()} of {right.size} numbers are wrong; at {place} {found[place]!r} "
+            f"instead of {value[place]!r}, with an error of up to {error[place]:.3g}, {where}"
         )
 
 

@@ -161,6 +161,8 @@ def is_removable(encoder: nn.Module) -> bool:
         return is_removable(encoder.levels[0])
     if isinstance(encoder, setfold.SlotSetEncoder) and encoder.attention == "softmax":
         return not {"max", "min", "weighted_mean"} & set(names_of(encoder))
+    if isinstance(encoder, setfold.PlacedSlotEncoder):
+        return not {"max", "min", "variance"} & set(names_of(encoder))
     if isinstance(encoder, setfold.SlotSetEncoder | setfold.Pool):
         return not {"max", "min"} & set(names_of(encoder))
     return False

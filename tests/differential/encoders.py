@@ -108,6 +108,32 @@ def _heads(draw: Draw, width: int) -> int:
     return int(draw.choice([heads for heads in (1, 2, 3) if width % heads == 0]))
 
 
+def _placed(draw: Draw, dim_in: int) -> setfold.PlacedSlotEncoder:
+    dim, learned = int(draw.integers(1, min(dim_in, 2) + 1)), bool(draw.integers(2))
+    side = float(draw.choice([1.0, 1.0, 3.0, 30.0]))
+    if draw.integers(3):
+        shape = [int(size) for size in draw.integers(1, 12, dim)]
+        places = setfold.Grid([-side] * dim, [1.5 * side] * dim, shape, learned)
+    else:
+        points = side * draw.standard_normal((int(draw.integers(1, 6)), dim))
+        places = setfold.Places(points.tolist(), learned)
+    own = bool(draw.integers(2))
+    width = draw.uniform(0.2, 1.0, places.num_slots).tolist() if own else 0.6
+    values = ["offsets", "squares"] if dim == dim_in else ["features", "offsets", "squares"]
+    return setfold.PlacedSlotEncoder(
+        dim_in,
+        places,
+        width,
+        values=_some(draw, tuple(values)),
+        aggregate=_some(draw, (*WEIGHTED, "density", "variance")),
+        attention=str(draw.choice(["softmax", "kernel"])),
+        position=[int(column) for column in draw.permutation(dim_in)[:dim]],
+        reach=float(draw.choice([1.0, 2.0, 3.0, 8.0])),
+        outside=str(draw.choice(["clamp", "drop"])),
+        learn_width=bool(draw.integers(2)),
+    )
+
+
 def _features(draw: Draw, dim_in: int, width: int) -> nn.Module:
     activation = [nn.Tanh(), nn.ReLU(), nn.Sigmoid()][draw.integers(3)]
     return nn.Sequential(nn.Linear(dim_in, width), activation)
@@ -146,7 +172,10 @@ def _parts_of_all(draw: Draw, dim_in: int) -> setfold.Concat:
     )
 
 
-PARTS = (_slot_set, _hierarchy, _pool, _moments, _attention_pool, _gated_attention_pool, _pma)
+PARTS = (
+    *(_slot_set, _hierarchy, _pool, _moments, _attention_pool, _gated_attention_pool, _pma),
+    _placed,
+)
 MAKERS = {
     setfold.SlotSetEncoder: _slot_set,
     setfold.HierarchicalSlotSetEncoder: _hierarchy,
@@ -157,8 +186,14 @@ MAKERS = {
     setfold.GatedAttentionPool: _gated_attention_pool,
     setfold.SeedAttention: _seed_attention,
     setfold.PMA: _pma,
+    setfold.PlacedSlotEncoder: _placed,
     setfold.DeepSets: _deep_sets,
     setfold.Composition: _composition,
     setfold.Concat: lambda draw, dim_in: (_concat, _parts_of_all)[draw.integers(2)](draw, dim_in),
 }
-MAKERS_BY_CHANCE = [*MAKERS, *[setfold.SlotSetEncoder] * 5, setfold.HierarchicalSlotSetEncoder]
+MAKERS_BY_CHANCE = [
+    *MAKERS,
+    *[setfold.SlotSetEncoder] * 5,
+    setfold.PlacedSlotEncoder,
+    setfold.HierarchicalSlotSetEncoder,
+]

@@ -24,6 +24,7 @@ from tests.differential.arithmetic import (
     stacked,
     zeros,
 )
+from tests.differential.placed import placed_slots
 
 Slots = Sequence[np.ndarray]  # (K, h) of each level
 Elements = Sequence[Bounded]  # each (d,)
@@ -71,7 +72,10 @@ class Formulas:
                 number = self.apply(part, number)
             return number
         if isinstance(module, nn.Linear):
-            return self.a.stored(self.linear(number, module))
+            found = self.linear(number, module)
+            self.a.notice_in_module(number)
+            self.a.notice_in_module(found)
+            return self.a.stored(found)
         if isinstance(module, nn.Flatten):
             return number.map(np.ravel)
         if isinstance(module, setfold.SlotPool):
@@ -317,6 +321,17 @@ class Formulas:
             rows.append(self.normalized(self.a.stored(self.a.plus(hidden, fed)), block.last_norm))
         return self.a.stored(stacked(rows))
 
+    # ---- places ----------------------------------------------------------------------------------
+
+    def placed(
+        self, encoder: setfold.PlacedSlotEncoder, slots: Slots, elements: Elements, gone: Elements
+    ) -> Bounded:
+        """Attention by distance; in float32 for dtypes of 16 bits."""
+        inner = max(self.a, Arithmetic(torch.float32), key=lambda a: -a.unit)
+        found = placed_slots(inner, encoder, elements, gone)
+        self.a.overflows |= inner.overflows
+        return self.a.stored(found)
+
     # ---- combinations ----------------------------------------------------------------------------
 
     def composition(
@@ -358,6 +373,7 @@ FORMULAS: dict[type, Callable[..., Bounded]] = {
     setfold.AttentionPool: Formulas.attention_pool,
     setfold.GatedAttentionPool: Formulas.gated_attention_pool,
     setfold.SeedAttention: Formulas.seed_attention,
+    setfold.PlacedSlotEncoder: Formulas.placed,
     setfold.Composition: Formulas.composition,  # and what derives from it: DeepSets, PMA
     setfold.Concat: Formulas.concat,
 }

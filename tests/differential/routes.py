@@ -13,7 +13,7 @@ from torch import Tensor
 
 import setfold
 from setfold.core import absorb, begin
-from setfold.kernels import extrema, ragged, softmax, sums, tiles
+from setfold.kernels import extrema, places, ragged, softmax, sums, tiles
 from tests.differential.configurations import Configuration
 
 FEW = 3  # rows in a tile, for which ordinary sets have many tiles
@@ -21,6 +21,8 @@ TILES = [
     (tiles, "MIN_ROWS"),
     (tiles, "MAX_ROWS"),
     (extrema, "MAX_ROWS"),
+    (places, "MIN_ROWS"),
+    (places, "TILE_PAIRS"),
     (sums, "PLAIN_ROWS"),
     (softmax, "PLAIN_ROWS"),
     (ragged, "MAX_EXACT_LENGTHS"),

@@ -304,7 +304,7 @@ def test_a_quotient_of_softmax_weights_cannot_remove_elements_and_others_can():
     for aggregate in ("weighted_mean", ["sum", "weighted_mean"]):
         encoder = make(aggregate=aggregate, attention="softmax")
         state = encoder.update(encoder.initial_state(), elements)
-        with pytest.raises(setfold.NotRemovableError, match="Softmax cannot remove"):
+        with pytest.raises(setfold.NotRemovableError, match="relative to the largest weight"):
             encoder.remove(state, elements)
     for changes in ({"aggregate": ["sum", "mass"], "attention": "softmax"}, {"aggregate": "mean"}):
         encoder = make(**changes)

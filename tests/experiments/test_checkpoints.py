@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
@@ -18,7 +19,8 @@ from tests.experiments.tiny import Line, Noise, as_torchrun, checkpoint, fit, fo
 def content(folder):
     """All that a finished training leaves, but for how long it took and with how many threads."""
     _, tensors, description = files.read(checkpoint(folder))
-    description["standing"].pop("seconds")
+    for name in ("seconds", "cpu_seconds"):
+        description["standing"].pop(name)
     description["circumstances"]["machine"].pop("threads")
     texts = [(folder / name).read_text() for name in ("settings.json", "history.csv")]
     return {name: tensor.tolist() for name, tensor in tensors.items()}, description, *texts
@@ -82,6 +84,21 @@ def test_interrupted_at_a_step_it_ends_with_the_same_bits(tmp_path, monkeypatch,
             fit(wanted, tmp_path / "parts")
     parts = fit(wanted, tmp_path / "parts")
     assert content(parts.folder) == content(whole.folder)
+
+
+@pytest.mark.parametrize("step", [1, 7])
+def test_cpu_time_before_a_resume_counts(tmp_path, monkeypatch, step):
+    ticks = itertools.count()  # every save reads the clock once, and so does every start
+    monkeypatch.setattr(training.time, "process_time", lambda: float(next(ticks)))
+    monkeypatch.setattr(training, "SAVE_EVERY", 0.0)
+    monkeypatch.setattr(training, "LOOK_EVERY", 0.0)
+    wanted = Training(Noise(), 2, 8, validations=2)
+    whole = fit(wanted, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, step)
+        with pytest.raises(KeyboardInterrupt):
+            fit(wanted, tmp_path / "parts")
+    assert fit(wanted, tmp_path / "parts").cpu_seconds == whole.cpu_seconds > step
 
 
 @pytest.mark.parametrize("saves", [1, 2, 3])

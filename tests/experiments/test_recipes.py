@@ -26,7 +26,7 @@ def out(tmp_path_factory) -> Path:
 
 
 def test_there_is_one_for_each_table_and_figure():
-    assert [recipe.number for recipe in RECIPES.values()] == list(range(1, 19))
+    assert [recipe.number for recipe in RECIPES.values()] == list(range(1, 24))
 
 
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=list(RECIPES))
@@ -66,9 +66,23 @@ def test_runs_differ_and_seeds_reach_the_trainings(recipe, size):
             assert not first.training.task.made_up
 
 
+# What these methods keep of a set differs by design, so the models have equally many parameters.
+EQUAL_PARAMETERS = ("places-clouds", "places-faces", "places-digits", "places-large-faces")
+
+
+@pytest.mark.parametrize("name", EQUAL_PARAMETERS)
+def test_methods_have_about_as_many_parameters(name):
+    tasks = [one.training.task for one in RECIPES[name].runs(Size.SMALL, 0)]
+    models = [replace(task, made_up=True).build() for task in tasks]
+    counts = [sum(p.numel() for p in model.parameters()) for model in models]
+    assert max(counts) < 1.4 * min(counts)
+
+
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=list(RECIPES))
 def test_methods_are_compared_at_equal_size(recipe):
     """Encodings of one recipe are equally wide, whatever the encoder."""
+    if recipe.name in EQUAL_PARAMETERS:
+        pytest.skip("compared at equal numbers of parameters")
     sizes = set()
     for one in recipe.runs(Size.SMOKE, 0):
         if one.training is not None:

@@ -61,6 +61,9 @@ def test_recipes_that_were_run_say_what_was_found(committed):
 def test_summaries_use_only_numbers_of_the_tables(committed):
     for recipe in RECIPES.values():
         counting = report.complete(recipe, committed[recipe.name], Size.SMALL)
+        if not counting:
+            assert not recipe.summary, f"{recipe.name} was not run"
+            continue
         numbers = re.findall(r"-?\d+\.\d+(?:e-\d+)?", recipe.summary)
         assert numbers, recipe.name
         shown = set(re.findall(r"-?\d+\.\d+(?:e-\d+)?", recipe.section(counting).table))

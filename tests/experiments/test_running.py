@@ -47,6 +47,8 @@ def test_every_run_is_recorded(tmp_path):
     assert one.training["task"]["kind"] == "Line"
     assert (one.training["rate"], one.training["seed"]) == (0.01, 1)
     assert one.parameters == 3
+    assert one.cpu_seconds > 0
+    assert {record.cpu_seconds for record in found if record.method == "count"} == {None}
     assert one.command == "python -m experiments run tiny --size small --seed 1 --device cpu"
     assert one.machine["threads"] == torch.get_num_threads()
     assert (one.machine["device"], one.machine["precision"]) == ("cpu", "32-true")

@@ -33,6 +33,20 @@ def test_more_than_there_is_cannot_be_drawn(count):
         sets.drawn(2, 10, count)
 
 
+def test_numbers_of_elements_have_uniform_logarithms():
+    torch.manual_seed(0)
+    found = torch.tensor([sets.some_number(10, 100) for _ in range(4000)])
+    assert (int(found.min()), int(found.max())) == (10, 100)
+    assert abs(int((found < 32).sum()) - 2000) < 150  # half are below the middle, 31.6
+    assert {sets.some_number(7, 7) for _ in range(9)} == {7}
+
+
+@pytest.mark.parametrize(("fewest", "most"), [(0, 5), (6, 5)])
+def test_numbers_need_a_range(fewest, most):
+    with pytest.raises(setfold.InputError, match=f"fewest={fewest}, most={most}"):
+        sets.some_number(fewest, most)
+
+
 def test_chunks_are_the_first_elements():
     whole = elements()
     assert [c.shape[1] for c in sets.chunked(whole, 7, 3)] == [7, 7, 7]

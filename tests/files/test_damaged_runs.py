@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 
 import pyarrow as pa
@@ -14,6 +15,7 @@ from setfold.files import journal, run
 from setfold.files.journal import read_journal
 from setfold.files.tables.frames import HEAD, append_frame, read_frame, read_frames
 from setfold.files.tables.sorted_runs import merge_sorted_runs, read_sorted_run, write_sorted_run
+from setfold.files.tables.store import Store
 from setfold.files.tables.table import RowTable, StateTable
 from tests.files.files import encode, encoder, rows, write
 from tests.small import draw, make
@@ -225,6 +227,8 @@ HOSTILE = {
     "no number": {"seconds": None},
     "NaN": {"read": float("nan")},
     "a negative bucket": {"buckets": [-1]},
+    "a bucket without files": {"buckets": [99]},
+    "a run that is listed twice": {"sorted_runs": ["00.run", "00.run"]},
     "names that are numbers": {"sorted_runs": [7]},
     "lengths that are a list": {"lengths": []},
     "no inputs": {"signature": {}},
@@ -244,6 +248,57 @@ def test_a_journal_with_a_matching_checksum_is_not_trusted(interrupted, change):
     with pytest.raises(setfold.FileError, match="--restart"):
         resume()
     assert victim.read_text() == "precious"
+
+
+@pytest.mark.parametrize("name", ["", "lock", "journal", "skipped", "spill", "runs", "output-0"])
+@pytest.mark.parametrize("kind", ["folder", "file", "pipe"])
+def test_links_and_pipes_in_a_work_folder_are_refused(interrupted, name, kind):
+    work, resume = interrupted("reading")
+    elsewhere = work.parent / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "00.states.tables").write_text("years of work")
+    path = work / name
+    if path.exists():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(elsewhere if kind == "folder" else elsewhere / "00.states.tables")
+    with pytest.raises(setfold.FileError, match="setfold did not write"):
+        resume()
+    assert (elsewhere / "00.states.tables").read_text() == "years of work"
+    assert len(list(elsewhere.iterdir())) == 1
+    if (work / "journal").is_file():
+        with pytest.raises(setfold.FileError, match="setfold did not write"):
+            setfold.verify(work)
+
+
+def test_a_folder_of_somebody_else_is_not_emptied(tmp_path):
+    """A work folder without a journal is emptied. This one only has the name of one."""
+    folder, thesis = write(tmp_path / "in", rows(60, 10)), tmp_path / "out.arrow.work" / "thesis"
+    thesis.mkdir(parents=True)
+    (thesis / "text").write_text("years of work")
+    for options in ({}, {"resume": True}, {"restart": True}):
+        with pytest.raises(setfold.FileError, match=r"setfold did not write .*thesis"):
+            encode(encoder(), folder, tmp_path / "out.arrow", **options)
+    assert (thesis / "text").read_text() == "years of work"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        RowTable(pa.array([1], pa.uint64()), torch.ones(1, 3)),
+        RowTable(pa.array([1]), torch.ones(1, 4)),
+        RowTable(pa.array([1]), torch.ones(1, 3, dtype=torch.float64)),
+        StateTable.of(make(), pa.array(["1"]), draw(1, 3)),
+    ],
+    ids=["ids", "width", "dtype", "states"],
+)
+def test_tables_that_do_not_fit_together_are_noticed(tmp_path, other):
+    store = Store(make(), tmp_path, budget=1 << 20)
+    store.add(RowTable(pa.array([1]), torch.ones(1, 3)))
+    with pytest.raises(setfold.FileError, match=r"does not fit the others.*--restart"):
+        store.add(other)
 
 
 @pytest.mark.parametrize("states", [False, True])

@@ -44,6 +44,14 @@ def at_call(patch, owner, name, number, action, after=False):
     patch.setattr(owner, name, wrapped)
 
 
+@pytest.fixture(autouse=True)
+def interruptible():
+    """A process that a shell started in the background ignores SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def press():
     os.kill(os.getpid(), signal.SIGINT)  # Python raises KeyboardInterrupt when the call returns
 

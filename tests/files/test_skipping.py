@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import setfold
-from setfold.files import journal
+from setfold.files import journal, run
 from tests.files.files import (
     WIDTH,
     assert_encodes,
@@ -134,9 +134,18 @@ def test_the_advice_of_an_error_can_be_followed(tmp_path):
     assert_encodes(out, encoder(), good)
 
 
-def test_set_ids_that_numpy_would_truncate_raise_an_error(tmp_path):
-    table = rows(names=lambda i: bytes([i + 1, 0]))
-    with pytest.raises(setfold.InputError, match="NumPy strips trailing zero bytes"):
+@pytest.mark.parametrize("kind", [bytes, str], ids=["bytes", "text"])
+@pytest.mark.parametrize(
+    ("end", "message"),
+    [("\0", "NumPy strips trailing zero bytes"), ("x" * 20_000, r"set id has 20,00\d bytes")],
+    ids=["zero", "long"],
+)
+def test_set_ids_that_numpy_cannot_store_raise_an_error(tmp_path, monkeypatch, kind, end, message):
+    """They do so when they are read, not when everything else is done."""
+    monkeypatch.setattr(run.Run, "_write", lambda *_: pytest.fail("everything was read"))
+    names = [f"set {i}" + end * (i == 7) for i in range(12)]
+    table = rows(names=lambda i: names[i].encode() if kind is bytes else names[i], sets=12)
+    with pytest.raises(setfold.InputError, match=message):
         encode(encoder(), write(tmp_path / "in", table), tmp_path / "out.npz")
 
 

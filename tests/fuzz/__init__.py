@@ -7,6 +7,7 @@
     saved.py       models and states
     tables.py      state files and encodings
     runs.py        the work folder of an interrupted run
+    samples.py     more samples of input formats
     inputs.py      one kind for each format that can be read
     worker.py      a process that tries mutations one after the other, within limits
     driver.py      starts workers, notices crashes and hangs, collects the outcomes

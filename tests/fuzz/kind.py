@@ -27,13 +27,10 @@ class Kind(ABC):
 
     Attributes:
         name: on the command line.
-        known: failures of libraries that setfold cannot prevent, which SECURITY.md lists: a name,
-            and a pattern that the failure or its trace matches.
         samples: a folder for intact files.
     """
 
     name: ClassVar[str]
-    known: ClassVar[dict[str, str]] = {}
 
     def __init__(self, folder: Path) -> None:
         self.samples = folder / "samples"

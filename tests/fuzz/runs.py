@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import shutil
@@ -20,25 +21,29 @@ import torch
 
 import setfold
 from setfold.core import persist
-from setfold.files import journal, plan
+from setfold.files import journal, plan, run
 from setfold.files.budget import Budget
+from setfold.files.sealed import is_sealed
 from setfold.files.tables import frames, spill
 from setfold.files.tables.store import Store
+from tests.fuzz.documents import changed, text_of
 from tests.fuzz.kind import ANYTHING, Kind, NotAllowedError
 from tests.fuzz.mutations import mutated
+from tests.fuzz.tables import sealed_again
 
 ROWS, SETS = 240, 40
 MOMENTS: dict[str, tuple[Any, str, int]] = {  # where runs are interrupted: before the n-th call
     "reading": (Store, "add", 12),
     "merging": (Store, "drop_bucket", 2),
+    "publishing": (run, "publish", 1),
 }
 
 
 class WorkFolders(Kind):
     """Resuming gives the bytes of a run that was never interrupted, or is refused.
 
-    Tables may have any content, with digests that match. The journal is only damaged: SECURITY.md
-    says that a journal of somebody else cannot be trusted.
+    With digests that match, journal, tables and outputs may hold anything, and so may the result.
+    Files outside of the folder stay as they are in any case.
     """
 
     name = "runs"
@@ -46,7 +51,7 @@ class WorkFolders(Kind):
     def make(self) -> None:
         _use_little_memory()
         self.out, self.states = self.target / "out.parquet", self.target / "states.arrow"
-        self.canary = self.target / "thesis.txt"
+        self.canary = self.target / "thesis"
         self._write_inputs()
         torch.manual_seed(0)
         self.encoder = setfold.SlotSetEncoder(3, 4, 6, 5).eval()
@@ -109,23 +114,52 @@ class WorkFolders(Kind):
     def damage(self, random: Random) -> Any:
         sample = random.choice(sorted(self.samples.iterdir()))
         shutil.copytree(sample, self.work)
-        self.canary.write_text("years of work")
+        self.canary.mkdir()
+        (self.canary / "00.states.tables").write_text("years of work")
+        self.kept = self._others()
         files = sorted(path for path in self.work.rglob("*") if path.is_file())
-        framed = [path for path in files if path.suffix in (".run", ".tables")]
-        if random.randrange(3) == 0:
-            _change_a_frame(random.choice(framed), random)
+        if random.randrange(2):
+            path = self.work / "journal" if random.randrange(2) else random.choice(files)
+            self._change(path, random)
             return ANYTHING
         path = random.choice([self.work / "journal", *files])
-        random.choice(DAMAGES)(path, files, random)
+        if random.randrange(10) == 0:
+            self._link(random.choice([path, path.parent]), random)
+        else:
+            random.choice(DAMAGES)(path, files, random)
         return self.expected
+
+    def _change(self, path: Path, random: Random) -> None:
+        """Change the content of a file, and write its digests again."""
+        if path.name == "journal":
+            saved = json.loads(path.read_text())["journal"]
+            saved = changed(saved, random, (*WORDS, str(self.canary), str(self.out)))
+            path.write_text(text_of(journal._to_save(saved)))
+        elif path.name.startswith("output") and is_sealed(path):
+            path.write_bytes(sealed_again(path, random))
+        elif path.name.startswith("snapshot") or path.suffix in (".run", ".tables"):
+            _change_a_frame(path, random)
+        else:
+            _mutate(path, [], random)
+
+    def _link(self, path: Path, random: Random) -> None:
+        """Replace a file or a folder by a link."""
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        path.symlink_to(random.choice((self.canary, self.canary / "00.states.tables")))
 
     def read(self) -> Any:
         try:
             self._encode(resume=True)
             return self._outputs()
         finally:
-            if not self.canary.exists() or self.canary.read_text() != "years of work":
+            if self._others() != self.kept:
                 raise NotAllowedError("changed a file that is none of its own")
+
+    def _others(self) -> dict[str, tuple[int, int]]:
+        """All files that are not of the run, with size and time."""
+        files = [*self.canary.rglob("*"), *self.inputs.rglob("*"), *self.samples.rglob("*")]
+        stats = {str(path): path.stat() for path in files}
+        return {name: (found.st_size, found.st_mtime_ns) for name, found in stats.items()}
 
 
 def _use_little_memory() -> None:
@@ -161,6 +195,25 @@ def _change_a_frame(path: Path, random: Random) -> None:
         written += frames.HEAD.pack(frames.MAGIC, len(inside), hasher.digest()) + inside
     path.write_bytes(written)
 
+
+WORDS = (
+    "output-0",
+    "output-1",
+    "snapshot-1",
+    "00.run",
+    "03.run",
+    "00.states.tables",
+    "01.rows.tables",
+    "../thesis",
+    "../thesis/00.states.tables",
+    "../../thesis/00.states.tables",
+    "encode",
+    "merge",
+    [0, 1, 2, 3],
+    99,
+    {"00.states.tables": 0},
+    {"../../thesis/00.states.tables": 0},
+)
 
 Damage = Callable[[Path, list[Path], Random], None]
 

@@ -124,6 +124,8 @@ class Models(SavedFile):
         "torch.nn.Linear",
         "torch.nn.Sequential",
         "torch.nn.Transformer",
+        "torch.nn.TransformerEncoder",
+        "torch.nn.GRU",
         "torch.nn.Embedding",
         "torch.nn.LazyLinear",
         "torch.nn.ModuleDict",
@@ -147,7 +149,9 @@ class Models(SavedFile):
     )
 
     def make(self) -> None:
-        for number, model in enumerate(encoders()):
+        layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+        layers = [nn.TransformerEncoder(layer, 2), nn.LSTM(WIDTH, 4, 2)]
+        for number, model in enumerate([*encoders(), *layers]):
             setfold.save(model, self.samples / f"{number}.safetensors")
         self.elements = torch.randn(2, 5, WIDTH, generator=torch.Generator().manual_seed(0))
         self.keep_expected()

@@ -86,6 +86,21 @@ def test_a_state_file(folder):
     assert (provenance.columns.named, provenance.columns.set) == (["x", "y"], "user")
 
 
+def test_a_state_file_of_touched_slots(folder):
+    states = folder / "places.arrow"
+    assert setfold.verify(states)
+    setfold.readout_states(states, folder / "again.arrow")
+    table = pa.ipc.open_file(str(folder / "again.arrow")).read_all()
+    wanted = json.loads((folder / "places.json").read_text())
+    assert table["set"].to_pylist() == [*wanted]
+    for found, slots in zip(table["encoding"].to_pylist(), wanted.values(), strict=True):
+        encoding = np.zeros((2000, 3))
+        for slot, values in slots.items():
+            encoding[int(slot)] = values
+        found = np.reshape(found, encoding.shape)
+        np.testing.assert_allclose(found, encoding, atol=1e-3)  # of float32, in 2000 cells
+
+
 @pytest.mark.parametrize("name", OUTPUTS)
 def test_encodings(folder, name):
     path = folder / name

@@ -75,6 +75,28 @@ def interrupt(model, folder, phase, after):
         (folder / f"{phase}.parquet.work" / "lock").unlink()
 
 
+def make_places():
+    """A model with so many slots that only those that were touched are stored."""
+    return setfold.PlacedSlotEncoder(
+        2, setfold.Grid(-3, 3, 2000), aggregate=["sum", "density", "max"], reach=2
+    ).eval()
+
+
+def write_places(folder, rows):
+    """The states of many slots, and by set, the encoding of the slots that are not empty."""
+    model, wanted = make_places(), {}
+    states = folder / "places.arrow"
+    setfold.encode_sets(
+        model, folder / "rows.parquet", folder / "unused.npz", set="user", states=states
+    )
+    (folder / "unused.npz").unlink()
+    for name in sorted({*rows["user"].to_pylist()}):
+        chosen = [[row["x"], row["y"]] for row in rows.to_pylist() if row["user"] == name]
+        encoding = reference.placed_slots(model, torch.tensor(chosen))
+        wanted[name] = {slot: v for slot, v in enumerate(encoding.tolist()) if any(v)}
+    (folder / "places.json").write_text(json.dumps(wanted, indent=1))
+
+
 def write(name):
     if (FOLDER / name).exists():
         raise SystemExit(f"{name} exists, and golden files never change. Choose another name.")
@@ -99,6 +121,7 @@ def write(name):
             folder / "state.safetensors"
         )
     (folder / "expected.json").write_text(json.dumps(wanted, indent=1))
+    write_places(folder, rows)
     limit_memory()
     interrupt(model, folder, "reading", 5)
     interrupt(model, folder, "merging", 1)

@@ -66,6 +66,7 @@ EXCLUDED["slot equivariance"] |= dict.fromkeys(
         setfold.GatedAttentionPool,
         setfold.Moments,
         setfold.PMA,
+        setfold.PlacedSlotEncoder,
         setfold.Pool,
         setfold.SeedAttention,
         setfold.SummaryStatistics,

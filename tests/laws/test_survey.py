@@ -43,6 +43,7 @@ ONE, NEVER = "folds in one pass", "cannot be folded"
         ("DeepSets, element-wise", ONE, ""),
         ("AttentionPool", ONE, ""),
         ("Concat, max + slots + softmax", ONE, ""),
+        ("PlacedSlotEncoder, grid", ONE, ""),
         ("EquivariantDeepSets, max", "folds in 3 passes", "message passing"),
         ("SetTransformer, ISAB", "folds in 3 passes", "self-attention"),
         ("SetNorm → Pool", "folds in 2 passes", "message passing"),

@@ -190,7 +190,7 @@ class Task:
         if batch.content is None:
             return Step(batch.shard, batch.rows, (), 0, batch.skipped)
         if isinstance(batch.content, StateTable):
-            seen = int(batch.content.state.count.sum())
+            seen = int(batch.content.count.sum())
             return Step(batch.shard, batch.rows, (batch.content,), seen)
         rows, path = batch.content, str(shard.input.path)
         skipped = [Skipped(path, bad.row, bad.reason) for bad in rows.bad]
@@ -238,7 +238,7 @@ class Task:
         if rows.empty is None or not len(rows.empty):
             return ()
         names = self._qualify(rows.empty, name).unique()
-        return (StateTable(names, self.encoder.initial_state(len(names)).to("cpu")),)
+        return (StateTable.of_state(names, self.encoder.initial_state(len(names)).to("cpu")),)
 
     def _absorb(self, sets: pa.Array, elements: np.ndarray) -> tuple[Table, ...]:
         if not len(elements):

@@ -80,4 +80,6 @@ def open_reader(
     if file.is_dir() != reader.is_folder:
         expected, got = ("folder", "file") if reader.is_folder else ("file", "folder")
         raise FileError(f"expected a {expected} at {file}, by its suffix; got a {got}. Rename it.")
+    if not (file.is_file() or file.is_dir()):
+        raise FileError(f"{file} is neither a file nor a folder. Write its content to a file.")
     return reader(path, text_columns, number_columns)

@@ -40,6 +40,7 @@ class Column:
         length: The number of rows.
         take: Returns the rows [start, stop) as a NumPy or Arrow array.
         chunk_rows: The number of rows that are stored, and decompressed, together.
+        chunk_bytes: The size of a chunk in memory, if it may be larger than its rows.
         seekable: Whether it is cheap to start reading at any row.
         missing: Returns why a part of the column is not stored in the file; empty if all of it is.
     """
@@ -48,6 +49,7 @@ class Column:
     length: int
     take: Callable[[int, int], Any]
     chunk_rows: int = 1
+    chunk_bytes: int = 0
     seekable: bool = True
     missing: Callable[[], str] = str
 
@@ -74,13 +76,18 @@ class ColumnReader(Reader):
 
     def check(self, columns: Sequence[str]) -> None:
         for name in columns:
-            if reason := self.columns[name].missing():
+            try:
+                reason = self.columns[name].missing()
+            except Exception as error:  # of the library
+                reason = f"{type(error).__name__}: {error}. Write the file again."
+            if reason:
                 raise FileError(f"cannot read {name!r} of {self.path}: {reason}")
 
     def block_bytes(self, columns: Sequence[str]) -> int:
         chosen = [self.columns[name] for name in columns]
         rows = min(_align(chosen, 1), max(column.length for column in chosen))
-        return rows * sum(width_of(column.type) for column in chosen)
+        largest = max(column.chunk_bytes for column in chosen)
+        return max(rows * sum(width_of(column.type) for column in chosen), largest)
 
     def cuts(self, rows: int) -> list[tuple[int, int | None]]:
         if not all(column.seekable for column in self.columns.values()):

@@ -5,14 +5,21 @@ from __future__ import annotations
 import mmap
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
 from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from setfold.errors import FileError
-from setfold.files.readers.reader import Reader, width_of
+from setfold.files.readers.messages import (
+    buffers_of,
+    declared_sizes,
+    is_compressed,
+    messages_of,
+    num_rows,
+)
+from setfold.files.readers.reader import Reader
 
 READ_AHEAD = 16 << 20  # bytes of a file, shared by the columns that are read
 BUFFER_LIMITS = (16 << 10, 1 << 20)  # minimum and maximum bytes per column
@@ -75,19 +82,36 @@ class ArrowReader(Reader):
                 "truncated or corrupt. Write it again."
             )
         self.num_rows = None
-        self._is_compressed = False
-        opened = self._reader()
-        self.schema = opened.schema
+        self._is_compressed = False  # until it is known
+        self.schema = self._reader().schema
+        self._scan()
+
+    def _scan(self) -> None:
+        """Find the rows of each record batch, and what it takes to decompress a column of it."""
+        self._largest = dict.fromkeys(self.schema.names, 0)  # bytes of a column in a batch
+        self._shared = 0  # bytes of dictionaries, and of batches that are not as expected
+        counts = [buffers_of(field.type) for field in self.schema]
+        starts = [0]
+        try:
+            for message in messages_of(pa.py_buffer(self._mapped), self._is_file):
+                sizes = declared_sizes(message)
+                self._is_compressed |= is_compressed(message)
+                if message.type != "record batch":
+                    self._shared += sum(sizes)
+                    continue
+                starts.append(starts[-1] + num_rows(message))
+                if len(sizes) != sum(counts):
+                    self._shared = max(self._shared, sum(sizes))
+                    continue
+                left = iter(sizes)
+                for name, count in zip(self.schema.names, counts, strict=True):
+                    self._largest[name] = max(self._largest[name], sum(islice(left, count)))
+        except (pa.ArrowException, OSError):
+            if self._is_file:
+                raise
+            # The rows before what is damaged can be read.
         if self._is_file:
-            self._is_compressed = opened.num_record_batches > 0 and self._is_copied(
-                opened.get_batch(0)
-            )
-            narrow = self._reader(
-                [0] if len(self.schema) else None
-            )  # one column is enough to count rows
-            sizes = (narrow.get_batch(i).num_rows for i in range(narrow.num_record_batches))
-            self._starts = list(accumulate(sizes, initial=0))
-            self.num_rows = self._starts[-1]
+            self._starts, self.num_rows = starts, starts[-1]
 
     def _reader(self, fields: list[int] | None = None) -> Any:
         # Arrow copies selected columns. That pays off only if it must decompress them anyway.
@@ -96,19 +120,8 @@ class ArrowReader(Reader):
         open_source = pa.ipc.open_file if self._is_file else pa.ipc.open_stream
         return open_source(pa.BufferReader(pa.py_buffer(self._mapped)), options=options)
 
-    def _is_copied(self, batch: pa.RecordBatch) -> bool:
-        """Whether a batch is not backed by the mapped file, because it was decompressed."""
-        start = pa.py_buffer(self._mapped).address
-        addresses = [
-            b.address for column in batch.columns for b in column.buffers() if b and b.size
-        ]
-        return not all(start <= address < start + len(self._mapped) for address in addresses)
-
     def block_bytes(self, columns: Sequence[str]) -> int:
-        if not self._is_compressed:
-            return 0
-        rows = max(end - start for start, end in pairwise(self._starts))
-        return rows * sum(width_of(self.schema.field(name).type) for name in columns)
+        return self._shared + sum(self._largest[name] for name in columns)
 
     def cuts(self, rows: int) -> list[tuple[int, int | None]]:
         return super().cuts(rows) if self.num_rows is None else group_ranges(self._starts, rows)

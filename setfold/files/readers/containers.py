@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
-from functools import partial
+from functools import cached_property, partial
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -13,10 +13,13 @@ import pyarrow as pa
 
 from setfold.errors import FileError
 from setfold.files.readers.column import Column, ColumnReader, columns_of, type_of
+from setfold.files.readers.heaps import find_damaged_heap, find_wrong_lengths
 from setfold.files.readers.reader import import_optional
 
 if TYPE_CHECKING:  # torch takes seconds to import, and other formats do not need it
     from torch import Tensor
+
+MAX_DEPTH = 100  # of groups within groups
 
 
 class Hdf5Reader(ColumnReader):
@@ -32,13 +35,33 @@ class Hdf5Reader(ColumnReader):
         self._h5py = import_optional("h5py", "hdf5")
         self._file = self._h5py.File(self.path, "r")
         columns: dict[str, Column] = {}
-
-        def visit(name: str, node: Any) -> None:
-            if isinstance(node, self._h5py.Dataset) and node.shape:
+        for name, node in self._datasets():
+            if node.shape:
                 columns.update(self._columns(name, node))
-
-        self._file.visititems(visit)  # ignores links
         return columns
+
+    def _datasets(self) -> Iterator[tuple[str, Any]]:
+        """Yield the datasets by path, each once. Links are ignored.
+
+        `visititems` of h5py does the same, but does not end if certain groups are damaged.
+        """
+        h5py, root = self._h5py, self._file["/"]
+        seen = {h5py.h5g.get_objinfo(root.id).objno[0]}  # addresses
+        left: list[tuple[Any, tuple[str, ...]]] = []
+        left += [(root, (name,)) for name in sorted(root, reverse=True)]
+        while left:
+            parent, path = left.pop()
+            link = parent.id.links.get_info(path[-1].encode())
+            if link.type != h5py.h5l.TYPE_HARD or link.u in seen:
+                continue
+            seen.add(link.u)
+            node = parent[path[-1]]
+            if isinstance(node, h5py.Dataset):
+                yield "/".join(path), node
+            elif isinstance(node, h5py.Group):
+                if len(path) > MAX_DEPTH:
+                    raise ValueError(f"its groups are nested more than {MAX_DEPTH} deep")
+                left += [(node, (*path, name)) for name in sorted(node, reverse=True)]
 
     def _columns(self, name: str, node: Any) -> dict[str, Column]:
         h5py, kind, rows = self._h5py, None, node
@@ -50,11 +73,26 @@ class Hdf5Reader(ColumnReader):
             rows = _Elsewhere(node)
         details = {
             "chunk_rows": node.chunks[0] if node.chunks else 1,
+            "chunk_bytes": prod(node.chunks) * node.dtype.itemsize if node.chunks else 0,
             "missing": partial(_missing_storage, node),
         }
         if kind is None:
             return columns_of(name, rows, **details)
+        if node.dtype.hasobject:
+            details["missing"] = partial(self._missing_items, node)
         return {name: object_column(kind, rows, len(node), **details)} if node.ndim == 1 else {}
+
+    def _missing_items(self, node: Any) -> str:
+        """Return why texts or arrays of variable length cannot be read; empty if they can."""
+        missing = _missing_storage(node) or self._damaged_heap
+        return missing or find_wrong_lengths(self.path, node)
+
+    @cached_property
+    def _damaged_heap(self) -> str:
+        """What is wrong with the heaps of the file; empty if nothing is."""
+        if self._file.id.get_create_plist().get_sizes() != (8, 8):
+            return "its addresses do not have 64 bits. Write the file again."
+        return find_damaged_heap(self.path)
 
     def close(self) -> None:
         self._file.close()

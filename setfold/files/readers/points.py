@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,6 +13,9 @@ from setfold.files.readers.column import arrow_of
 from setfold.files.readers.reader import Reader, import_optional
 
 COMPRESSED = 0x80  # a bit of the point format
+ITEMS = 32  # where the record of LASzip has the number of items; each has type, size and version
+LAYERED = 3  # a kind of compression: the points of a chunk are split into layers
+LAYERS = {10: 9, 11: 1, 12: 2, 13: 1}  # of items by type; extra bytes have one for each byte
 RAW = ("X", "Y", "Z")  # integers; x, y, z are computed from them by scale and offset
 
 
@@ -24,35 +27,65 @@ class LasReader(Reader):
     def _open(self) -> None:
         self._laspy = import_optional("laspy", "las")
         self._check_records()
-        with self._laspy.open(self.path) as file:
-            self.num_rows = file.header.point_count
-            self._check_points(file.header)
-            others = [n for n in file.header.point_format.dimension_names if n not in RAW]
-            empty = self._laspy.ScaleAwarePointRecord.zeros(0, header=file.header)
+        with self._laspy.open(self.path, read_evlrs=False) as file:
+            header = file.header
+        self.num_rows = header.point_count
+        self._chunk_bytes = 0  # of points that are compressed together
+        if header.are_points_compressed:
+            self._check_chunks(header)
+        else:
+            self._check_points(header)
+        others = [n for n in header.point_format.dimension_names if n not in RAW]
+        empty = self._laspy.ScaleAwarePointRecord.zeros(0, header=header)
         names = ["x", "y", "z", *others]
         self.schema = pa.schema([(n, _dimension(empty, n).type) for n in names])
 
-    def _check_points(self, header: Any) -> None:
-        """Raise ValueError if the header lists fewer points than are stored.
+    def block_bytes(self, columns: Sequence[str]) -> int:
+        return self._chunk_bytes
 
-        A program that was stopped before it could update the header leaves such a file.
+    def _check_points(self, header: Any) -> None:
+        """Raise ValueError if the header lists more or fewer points than are stored.
+
+        A program that was stopped before it could update the header lists fewer.
         """
         start, size = header.offset_to_point_data, header.point_format.size
-        if header.are_points_compressed:
-            lazrs = import_optional("lazrs", "las")
-            record = header.vlrs.get("LasZipVlr")[0].record_data
-            with self.path.open("rb") as file:
-                file.seek(start)
-                table = lazrs.read_chunk_table(file, lazrs.LazVlr(record))
-            least = sum(points for points, _ in table[:-1]) + min(len(table), 1)
-        else:
-            ends = (header.start_of_first_evlr, header.start_of_waveform_data_packet_record)
-            end = min([e for e in ends if e > start], default=self.path.stat().st_size)
-            least = (end - start) // size
-        if header.point_count < least:
-            raise ValueError(
-                f"its header lists {header.point_count} points; the file has at least {least}"
-            )
+        ends = (header.start_of_first_evlr, header.start_of_waveform_data_packet_record)
+        end = min([e for e in ends if e > start], default=self.path.stat().st_size)
+        _check_count(header.point_count, (end - start) // size, (end - start) // size)
+
+    def _check_chunks(self, header: Any) -> None:
+        """Raise ValueError if the compressed points are not what the header lists.
+
+        lazrs believes sizes, and would fill the memory, or abort the process.
+        """
+        lazrs = import_optional("lazrs", "las")
+        record, size = header.vlrs.get("LasZipVlr")[0].record_data, header.point_format.size
+        (count,) = struct.unpack_from("<H", record, ITEMS)
+        flat = struct.unpack_from("<" + "HH2x" * count, record, ITEMS + 2)
+        items = list(zip(flat[::2], flat[1::2], strict=True))
+        if (width := sum(nbytes for _, nbytes in items)) != size:
+            raise ValueError(f"its points have {size} bytes, or {width} when compressed")
+        with self.path.open("rb") as file:
+            end = file.seek(0, 2)
+            file.seek(header.offset_to_point_data)
+            table = lazrs.read_chunk_table(file, lazrs.LazVlr(record))
+        points, nbytes = zip(*table, strict=True) if table else ((), ())
+        if sum(nbytes) > end:
+            raise ValueError("its compressed points are larger than the file")
+        _check_count(header.point_count, sum(points[:-1]) + min(len(points), 1), sum(points))
+        self._chunk_bytes = size * max(points, default=0)
+        if record[0] == LAYERED:
+            layers = sum(LAYERS.get(kind, nbytes) for kind, nbytes in items)
+            self._check_layers(header.offset_to_point_data + 8, nbytes, size, layers)
+
+    def _check_layers(self, start: int, chunks: Sequence[int], size: int, layers: int) -> None:
+        """Raise ValueError if the layers of a chunk are larger than the chunk."""
+        with self.path.open("rb") as file:
+            for nbytes in chunks:
+                file.seek(start + size + 4)  # after the first point, and the number of points
+                if sum(struct.unpack(f"<{layers}I", file.read(4 * layers))) > nbytes:
+                    raise ValueError("a chunk has layers that are larger than the chunk")
+                start += nbytes
 
     def _check_records(self) -> None:
         """Raise ValueError for impossible counts, for which laspy would fill the memory."""
@@ -77,8 +110,8 @@ class LasReader(Reader):
         self, columns: list[str], start: int, stop: int | None, rows: int
     ) -> Iterator[pa.RecordBatch]:
         left = (stop or 0) - start
-        with self._laspy.open(self.path) as file:
-            if left > 0:
+        with self._laspy.open(self.path, read_evlrs=False) as file:
+            if 0 < start < start + left:
                 file.seek(start)
             while left > 0:
                 points = file.read_points(min(rows, left))
@@ -87,6 +120,14 @@ class LasReader(Reader):
                 left -= len(points)
                 arrays = [_dimension(points, name) for name in columns]
                 yield pa.RecordBatch.from_arrays(arrays, names=columns)
+
+
+def _check_count(listed: int, least: int, most: int) -> None:
+    """Raise ValueError unless as many points are stored as are listed."""
+    if listed < least:
+        raise ValueError(f"its header lists {listed} points; the file has at least {least}")
+    if listed > most:
+        raise ValueError(f"its header lists {listed} points; the file has at most {most}")
 
 
 def _dimension(points: Any, name: str) -> pa.Array:

@@ -33,6 +33,7 @@ import pyarrow as pa
 
 from setfold.errors import FileError, InputError, SetfoldError
 
+MAX_CUTS = 1 << 14  # of one file
 MAX_NEAR = 12  # names that may be meant
 PACKAGES = {  # by extra, as in pyproject.toml
     "hdf5": "h5py",
@@ -79,7 +80,9 @@ class Reader(ABC):
             list(self.schema.names)  # names that are not valid text fail here, not later
         except SetfoldError:
             raise
-        except Exception as error:  # each library raises its own errors for a corrupt file
+        except BaseException as error:  # each library raises its own errors for a corrupt file
+            if not is_of_library(error):
+                raise
             raise FileError(
                 f"cannot open {path}: {_format_error(error)}. It is truncated, corrupt or not what "
                 "its suffix says. Write it again."
@@ -102,13 +105,15 @@ class Reader(ABC):
         """Split the file into ranges of rows that are efficient to read.
 
         Args:
-            rows: The approximate number of rows of a range.
+            rows: The approximate number of rows of a range. It is larger if there would be very
+                many ranges: a header may list any number of rows.
 
         Returns:
             Ranges [start, stop) that cover the file; stop is None if it is not known.
         """
         if self.num_rows is None:
             return [(0, None)]
+        rows = max(rows, -(-self.num_rows // (MAX_CUTS * rows)) * rows)
         return [
             (start, min(start + rows, self.num_rows)) for start in range(0, self.num_rows, rows)
         ]
@@ -138,7 +143,9 @@ class Reader(ABC):
                 batch = next(batches, None)
             except SetfoldError:
                 raise
-            except Exception as error:  # as above
+            except BaseException as error:  # as above
+                if not is_of_library(error):
+                    raise
                 raise FileError(
                     f"cannot read {self.path} from row {row} on: {_format_error(error)}. It is "
                     "truncated or corrupt. Write it again."
@@ -244,7 +251,12 @@ def import_optional(module: str, extra: str) -> Any:
         ) from error
 
 
-def _format_error(error: Exception) -> str:
+def is_of_library(error: BaseException) -> bool:
+    """Whether a library raised an error. Panics of Rust are not derived from Exception."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
+def _format_error(error: BaseException) -> str:
     """Return the message of an error in one line, without a full stop."""
     text = " ".join(str(error).split()).rstrip(".")
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -16,6 +16,8 @@ from setfold.files.readers.reader import import_optional, suggest
 IN_FILE = re.compile(r"(?P<file>.*\.root):(?P<tree>.+)", re.IGNORECASE)
 TREES = ("TTree", "ROOT::RNTuple", "TNtuple", "TNtupleD")
 
+MAX_BASKET = 1 << 27  # bytes; ROOT writes baskets of at most some megabytes
+
 
 class RootReader(ColumnReader):
     """ROOT: each branch is a column, named tree/branch if there are several trees.
@@ -53,6 +55,7 @@ class RootReader(ColumnReader):
         def take(start: int, stop: int) -> pa.Array:
             if missing and start < stop:
                 raise ValueError(missing)
+            _check_baskets(branch, start, stop)
             array = branch.array(entry_start=start, entry_stop=stop, library="ak")
             return self._awkward.to_arrow(array, extensionarray=False)
 
@@ -74,6 +77,19 @@ def split_tree(path: Path) -> tuple[Path, str | None]:
     """
     found = None if path.exists() else IN_FILE.fullmatch(str(path))
     return (path, None) if found is None else (Path(found["file"]), found["tree"])
+
+
+def _check_baskets(branch: Any, start: int, stop: int) -> None:
+    """Raise ValueError if a basket of some entries declares a size that uproot must not allocate."""
+    if not hasattr(branch, "basket_key"):  # RNTuple
+        return
+    ends = list(branch.entry_offsets)
+    for number in range(min(branch.num_baskets, len(ends) - 1)):
+        if ends[number] >= max(stop, 1) or ends[number + 1] <= start or branch.embedded_baskets:
+            continue
+        size = branch.basket_key(number).data_uncompressed_bytes
+        if size > MAX_BASKET:
+            raise ValueError(f"a basket has {size:,} bytes; at most {MAX_BASKET:,} are supported")
 
 
 def _chunk_rows(tree: Any, branch: Any) -> int:

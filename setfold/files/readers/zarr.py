@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from functools import cached_property
+from functools import cache, cached_property
+from itertools import islice
+from math import prod
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -31,6 +33,7 @@ class ZarrReader(ColumnReader):
 
     def _find(self) -> dict[str, Column]:
         zarr = import_optional("zarr", "zarr")
+        _limit_texts()
         # Consolidated metadata could name arrays in other folders.
         root = zarr.open(_store(self.path), mode="r", use_consolidated=False)
         arrays = {"": root}
@@ -46,12 +49,15 @@ class ZarrReader(ColumnReader):
                     "because that could run code. Write it with another codec."
                 )
             rows = _Written(self.path, name, array)
+            details = {
+                "chunk_rows": rows.grid[0] if array.ndim else 1,
+                "chunk_bytes": prod(array.chunks) * array.dtype.itemsize + rows.index_bytes,
+                "missing": rows.missing,
+            }
             if array.ndim == 1 and array.dtype.kind in "OT":
-                columns[name] = object_column(
-                    pa.string(), rows, array.shape[0], chunk_rows=rows.chunk_rows
-                )
+                columns[name] = object_column(pa.string(), rows, array.shape[0], **details)
             else:
-                columns |= columns_of(name, rows, chunk_rows=rows.chunk_rows)
+                columns |= columns_of(name, rows, **details)
         return columns
 
 
@@ -67,7 +73,19 @@ class _Written:
     def __init__(self, path: Path, name: str, array: Any) -> None:
         self._path, self._name, self._array = path, name, array
         self.dtype, self.shape = array.dtype, array.shape
-        self.chunk_rows = (array.shards or array.chunks)[0] if array.ndim else 1
+        self.grid = [max(size, 1) for size in array.shards or array.chunks]  # what is in one file
+        inner = prod(self.grid) // max(prod(array.chunks), 1) if array.shards else 0
+        self.index_bytes = 16 * inner  # at the end of a shard: where its chunks are
+
+    def missing(self) -> str:
+        """Return why a part of the array is not stored; empty if there is a file for each part."""
+        expected = prod(-(-size // part) for size, part in zip(self.shape, self.grid, strict=True))
+        files = (name for _, _, names in os.walk(self._path / self._name) for name in names)
+        chunks = (name for name in files if name not in METADATA)
+        found = sum(1 for _ in islice(chunks, expected))
+        if found == expected:
+            return ""
+        return f"at least one chunk of its {expected} {NOT_STORED}."
 
     def __getitem__(self, part: slice) -> Any:
         found = self._array[part]
@@ -100,6 +118,25 @@ NOT_STORED = (
 )
 
 
+@cache
+def _limit_texts() -> None:
+    """Make the decoder of texts check their number, which it would allocate memory for, once.
+
+    Each text takes four bytes for its length at least, so no valid chunk is affected.
+    """
+    vlen = import_optional("numcodecs.vlen", "zarr")
+    decode = vlen.VLenUTF8.decode
+
+    def checked(self: Any, buf: Any, out: Any = None) -> Any:
+        data = memoryview(buf).cast("B")
+        number = int.from_bytes(data[:4], "little")
+        if number > (len(data) - 4) // 4:
+            raise ValueError(f"a chunk of {len(data)} bytes cannot hold {number} texts")
+        return decode(self, buf, out)
+
+    vlen.VLenUTF8.decode = checked
+
+
 def _same(found: Any, other: Any) -> bool:
     if found.dtype.kind in "OT":
         return list(found) == list(other)
@@ -120,8 +157,11 @@ def _store(path: Path, other_fill: bool = False) -> Any:
 
     class Store(storage.WrapperStore):  # type: ignore[name-defined]
         async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Any:
-            if not os.path.realpath(os.path.join(root, key)).startswith(root + os.sep):
+            path = os.path.realpath(os.path.join(root, key))
+            if not path.startswith(root + os.sep):
                 raise ValueError(f"{key} is a link to a file outside the folder")
+            if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
+                raise ValueError(f"{key} is neither a file nor a folder")
             found = await super().get(key, prototype, byte_range)
             is_metadata = key.rpartition("/")[2] in METADATA
             if found is None and not is_metadata:

@@ -114,7 +114,7 @@ def as_tensor(column: pa.ChunkedArray, shape: Sequence[int]) -> Tensor:
     values = array.flatten()
     if array.null_count or values.null_count:
         raise ValueError("a number is null")
-    return _writeable(values).reshape(len(column), *shape)
+    return writeable(values).reshape(len(column), *shape)
 
 
 def as_counts(column: pa.ChunkedArray) -> Tensor:
@@ -126,7 +126,7 @@ def as_counts(column: pa.ChunkedArray) -> Tensor:
     array = combined(column)
     if array.type != pa.int64() or array.null_count:
         raise ValueError(f"counts must be int64 without nulls; got {array.type}")
-    return _writeable(array)
+    return writeable(array)
 
 
 def as_ids(column: pa.ChunkedArray) -> pa.Array:
@@ -171,7 +171,8 @@ def check_names(table: pa.Table, names: Sequence[str]) -> None:
         )
 
 
-def _writeable(array: pa.Array) -> Tensor:
+def writeable(array: pa.Array) -> Tensor:
+    """Return a tensor of the values of an array, in memory of its own."""
     values = array.to_numpy(zero_copy_only=False)
     if not values.flags.writeable:  # Arrow's buffers must not be written to
         values = values.copy()

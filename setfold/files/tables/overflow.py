@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from setfold.core.encoder import StreamingSetEncoder
-from setfold.core.statistic import clear, find_non_finite, is_finite
+from setfold.core.statistic import find_non_finite, is_finite
 from setfold.errors import NonFiniteError
 from setfold.files.tables.arrow import as_tensor, header_of, shape_of
+from setfold.files.tables.sparse import clear_sets, row_field, sets_of
 from setfold.files.tables.table import SLICE_BYTES, RowTable, StateTable, merged
 from setfold.kernels.ragged import stable_order
 
@@ -53,7 +54,8 @@ def absorb_or_mark(encoder: StreamingSetEncoder, sets: pa.Array, elements: Tenso
     names, index = codes.dictionary, codes.indices.to_numpy()
     if len(names) == 1:
         state = encoder.initial_state(1).to("cpu")
-        return StateTable(names, state.with_statistics(state.statistics, state.count + MARK))
+        marked = state.with_statistics(state.statistics, state.count + MARK)
+        return StateTable.of_state(names, marked)
     halves = []
     for half in (index < len(names) // 2, index >= len(names) // 2):
         some = elements[torch.from_numpy(half).to(elements.device)]
@@ -63,19 +65,24 @@ def absorb_or_mark(encoder: StreamingSetEncoder, sets: pa.Array, elements: Tenso
 
 def mark_overflows(table: StateTable) -> StateTable:
     """The same table, with marks in place of states that are not finite."""
-    state = table.state
-    if is_finite(state.statistics):
+    if is_finite({name: rows.parts for name, rows in table.rows.items()}):
         return table
-    wrong = find_non_finite(state.fields, state.statistics)
+    wrong = torch.zeros(len(table), dtype=torch.bool)
+    for name, field in table.fields.items():
+        rows = table.rows[name]
+        found = find_non_finite({name: row_field(field)}, {name: rows.parts})
+        wrong[sets_of(field, rows)[found]] = True
     if not bool(wrong.any()):
         return table
-    empty = clear(state.fields, state.statistics, wrong)
-    return StateTable(table.sets, state.with_statistics(empty, state.count + MARK * wrong))
+    cleared = {
+        name: clear_sets(field, table.rows[name], wrong) for name, field in table.fields.items()
+    }
+    return StateTable(table.sets, table.shared, table.count + MARK * wrong, cleared)
 
 
 def find_marks(table: StateTable) -> np.ndarray:
     """Which sets (B,) of a table are marked."""
-    return table.state.count.numpy() >= MARK
+    return table.count.numpy() >= MARK
 
 
 def find_finite(encodings: pa.Table) -> np.ndarray:

@@ -11,10 +11,12 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.persist import sync
-from setfold.files.tables.frames import append_frame, read_frames
+from setfold.errors import FileError
+from setfold.files.tables.frames import START_OVER, append_frame, read_frames
 from setfold.files.tables.overflow import mark_overflows, states_of
 from setfold.files.tables.spill import LEVELS, append, read_tables, split_by_bucket, truncate
 from setfold.files.tables.table import (
@@ -64,6 +66,7 @@ class Store:
         self.states: list[StateTable] = []
         self.rows: list[RowTable] = []
         self.nbytes = 0  # memory of the tables; rows count twice, for when they are concatenated
+        self.kind: dict[str, Any] = {}  # of set ids and elements
         self.unsynced: set[Path] = set()  # files that would not survive a power loss
 
     def add(self, table: Table) -> None:
@@ -172,12 +175,26 @@ class Store:
             self._collect(from_arrow(table))
 
     def _collect(self, table: Table) -> None:
+        self._check_alike(table)
         if isinstance(table, StateTable):
             self.states.append(table)
             self.nbytes += table.nbytes
         else:
             self.rows.append(table)
             self.nbytes += 2 * table.nbytes
+
+    def _check_alike(self, table: Table) -> None:
+        """Raise FileError for a table that does not fit the others, which only a file can hold."""
+        elements = table.elements if isinstance(table, RowTable) else None
+        found = {"set": table.sets.type}
+        if elements is not None:
+            found |= {"width": elements.shape[1:], "dtype": elements.dtype}
+        if (self.kind | found) != (found | self.kind):
+            raise FileError(
+                f"a table in {self.folder.parent} does not fit the others: it has {found}; expected "
+                f"{self.kind}. {START_OVER}"
+            )
+        self.kind |= found
 
     def _replace_tables(self, states: list[StateTable], rows: list[RowTable]) -> None:
         self.states, self.rows = states, rows

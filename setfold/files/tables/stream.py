@@ -8,7 +8,6 @@ before Arrow reads it.
 from __future__ import annotations
 
 import errno
-import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from setfold.errors import FileError, SetfoldError
+from setfold.files.readers.messages import is_compressed
 from setfold.files.sealed import SealedFile
 
 STREAM_START = 8  # an Arrow file begins with its magic and padding, then a stream follows
@@ -49,7 +49,7 @@ class Stream:
         for message in self._messages:
             if message.type != "record batch":
                 raise ValueError(f"expected a record batch; got a {message.type}")
-            if is_compressed(message.metadata):
+            if is_compressed(message):
                 raise ValueError("a record batch is compressed")
             batch = pa.ipc.read_record_batch(message, self.schema)
             batch.validate(full=True)
@@ -64,41 +64,6 @@ def open_arrow(file: SealedFile) -> Stream:
     """Return the stream in an Arrow file."""
     file.seek(STREAM_START)
     return Stream(file)
-
-
-def is_compressed(metadata: pa.Buffer) -> bool:
-    """Whether the metadata of a record batch says that its buffers are compressed.
-
-    Arrow does not tell, and would decompress them. The metadata is a flatbuffer: a `Message` whose
-    third field (`header`) is a `RecordBatch`, whose fourth field is `compression`.
-
-    Args:
-        metadata: `Message.metadata`, which Arrow has verified.
-
-    >>> def written(compression):
-    ...     batch, sink = pa.record_batch({"x": [1.0]}), pa.BufferOutputStream()
-    ...     options = pa.ipc.IpcWriteOptions(compression=compression)
-    ...     with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
-    ...         writer.write(batch)
-    ...     _, message = pa.ipc.MessageReader.open_stream(sink.getvalue())
-    ...     return message.metadata
-    >>> is_compressed(written(None)), is_compressed(written("zstd"))
-    (False, True)
-    """
-    data = memoryview(metadata)
-
-    def field(table: int, number: int) -> int:
-        """Return the position of a table's field; 0 if it has no such field."""
-        vtable = table - struct.unpack_from("<i", data, table)[0]
-        (size,) = struct.unpack_from("<H", data, vtable)
-        entry = 4 + 2 * number
-        offset = struct.unpack_from("<H", data, vtable + entry)[0] if entry < size else 0
-        return table + offset if offset else 0
-
-    def follow(position: int) -> int:
-        return position + struct.unpack_from("<I", data, position)[0]
-
-    return field(follow(field(follow(0), 2)), 3) != 0
 
 
 @contextmanager

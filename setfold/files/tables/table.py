@@ -14,7 +14,7 @@ An engine that runs the first step on many machines (Ray, Spark, Dask, a loop) n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -25,8 +25,8 @@ from safetensors.torch import save as bytes_of
 from torch import Tensor
 
 from setfold.core.encoder import StreamingSetEncoder
-from setfold.core.state import SetState
-from setfold.core.statistic import fields_from, identity, join
+from setfold.core.state import SetState, check_counts
+from setfold.core.statistic import Fields, fields_from, identity
 from setfold.errors import InputError, StateMismatchError
 from setfold.files.tables.arrow import (
     FRAME,
@@ -39,6 +39,16 @@ from setfold.files.tables.arrow import (
     header_of,
     make_header,
     shape_of,
+)
+from setfold.files.tables.sparse import (
+    Rows,
+    from_columns,
+    merge,
+    names_of,
+    parts_of,
+    rows_of,
+    take,
+    to_columns,
 )
 from setfold.files.tables.stage import Stage
 from setfold.files.tables.stream import reading
@@ -53,30 +63,58 @@ class StateTable:
 
     Args:
         sets: their ids, (B,), of any type that Arrow can compare.
-        state: of the B sets, in that order, on the CPU.
+        shared: a state without sets: what all sets share.
+        count: the number of elements of each set.
+        rows: by field, what the sets have kept, on the CPU.
 
     >>> import setfold
     >>> encoder = setfold.SlotSetEncoder(dim_in=2, num_slots=4, dim_slot=8, dim_out=8).eval()
     >>> names, elements = pa.array(["b", "a", "b"]), torch.randn(3, 2)
     >>> table = StateTable.of(encoder, names, elements)
-    >>> table.sets.to_pylist(), table.state.count.tolist()
+    >>> table.sets.to_pylist(), table.count.tolist()
     (['b', 'a'], [2, 1])
     >>> again = StateTable.from_arrow(table.to_arrow())
-    >>> merged([table, again]).state.count.tolist()
+    >>> merged([table, again]).count.tolist()
     [4, 2]
     """
 
-    def __init__(self, sets: pa.Array, state: SetState) -> None:
+    def __init__(
+        self, sets: pa.Array, shared: SetState, count: Tensor, rows: Mapping[str, Rows]
+    ) -> None:
         self.sets = sets
-        self.state = state
+        self.shared = shared
+        self.count = count
+        self.rows = rows
+
+    @staticmethod
+    def of_state(sets: pa.Array, state: SetState) -> StateTable:
+        """A table of the sets of a state, on the CPU."""
+        rows = {name: rows_of(f, state.statistics[name]) for name, f in state.fields.items()}
+        return StateTable(sets, state[:0], state.count, rows)
 
     def __len__(self) -> int:
         return len(self.sets)
 
     @property
+    def fields(self) -> Fields:
+        """What a state keeps."""
+        return self.shared.fields
+
+    @property
     def nbytes(self) -> int:
         """The size in memory, without the slots that all sets share."""
-        return self.sets.nbytes + sum(part.nbytes for part in _per_set(self.state).values())
+        return self.sets.nbytes + self.count.nbytes + sum(r.nbytes for r in self.rows.values())
+
+    @property
+    def state(self) -> SetState:
+        """The state of all sets, in which empty slots take memory, too."""
+        return self.state_of(0, len(self))
+
+    def state_of(self, start: int, stop: int) -> SetState:
+        """The state of the sets from `start` to `stop`."""
+        stop = min(stop, len(self))
+        statistics = {n: parts_of(f, self.rows[n], start, stop) for n, f in self.fields.items()}
+        return self.shared.with_statistics(statistics, self.count[start:stop])
 
     @staticmethod
     @torch.no_grad()
@@ -91,13 +129,13 @@ class StateTable:
         names, index = _names_and_index(sets)
         if isinstance(encoder, Stage):
             state = encoder.fold_sets(names, elements, index.to(elements.device))
-            return StateTable(names, state.to("cpu"))
+            return StateTable.of_state(names, state.to("cpu"))
         empty = encoder.initial_state(len(names))
         if len(names) == 1:
             state = encoder.update(empty, elements.unsqueeze(0))
         else:
             state = encoder.update(empty, elements, index=index.to(elements.device))
-        return StateTable(names, state.to("cpu"))
+        return StateTable.of_state(names, state.to("cpu"))
 
     def parts(self) -> Iterator[pa.Table]:
         """The table as Arrow, some sets at a time."""
@@ -107,11 +145,10 @@ class StateTable:
 
     def take(self, places: np.ndarray) -> StateTable:
         """The sets at some places, in that order."""
-        rows = torch.from_numpy(places)
-        named = self.state.tensors()
-        named |= {name: part[rows] for name, part in _per_set(self.state).items()}
-        state = SetState.from_tensors(named, self.state.fields, self.state.weights)
-        return StateTable(self.sets.take(pa.array(places)), state)
+        chosen = torch.from_numpy(places)
+        rows = {name: take(f, self.rows[name], chosen) for name, f in self.fields.items()}
+        sets = self.sets.take(pa.array(places))
+        return StateTable(sets, self.shared, self.count[chosen], rows)
 
     def sorted(self) -> StateTable:
         """The same table, sorted by set."""
@@ -122,10 +159,11 @@ class StateTable:
     def to_arrow(self) -> pa.Table:
         """(set, count, one column of numbers for each tensor); what all sets share is metadata."""
         columns: dict[str, pa.Array] = {"set": self.sets}
-        for name, part in _per_set(self.state).items():
-            columns[name] = part.numpy() if name == "count" else as_lists(part)
-        header = make_header("states", **self.state.describe())
-        frame = {f"slots.{i}": slots for i, slots in enumerate(self.state.frame)}
+        for name, field in self.fields.items():
+            columns |= to_columns(name, field, self.rows[name], len(self))
+        columns["count"] = self.count.numpy()
+        header = make_header("states", **self.shared.describe())
+        frame = {f"slots.{i}": slots for i, slots in enumerate(self.shared.frame)}
         return pa.table(columns, metadata={HEADER: header, FRAME: bytes_of(frame)})
 
     @staticmethod
@@ -138,18 +176,18 @@ class StateTable:
         header = header_of(table.schema, "states")
         with reading("the table of states", "Write it again."):
             fields = fields_from(header.get("fields"))
-            shapes = {
-                f"{name}.{i}": shape
-                for name, field in fields.items()
-                for i, shape in enumerate(field.shapes)
-            }
-            check_names(table, ["set", *shapes, "count"])
-            named = {name: as_tensor(table[name], shape) for name, shape in shapes.items()}
-            named["count"] = as_counts(table["count"])
+            columns = [column for name, f in fields.items() for column in names_of(name, f)]
+            check_names(table, ["set", *columns, "count"])
+            rows = {name: from_columns(name, field, table) for name, field in fields.items()}
             frame = tensors_from(table.schema.metadata[FRAME])
             if not all(n.startswith("slots.") and t.shape[:1] == (1,) for n, t in frame.items()):
                 raise ValueError("expected slots (1, K, h), which all sets share")
-            return StateTable(as_ids(table["set"]), SetState.from_file(named | frame, header))
+            empty = identity(fields, 0, torch.device("cpu"))
+            none = {f"{n}.{i}": p for n, parts in empty.items() for i, p in enumerate(parts)}
+            count = as_counts(table["count"])
+            shared = SetState.from_file({**none, "count": count[:0], **frame}, header)
+            check_counts(count)
+            return StateTable(as_ids(table["set"]), shared, count, rows)
 
     @staticmethod
     def all_from_arrow(table: pa.Table) -> list[StateTable]:
@@ -277,39 +315,32 @@ def merged(tables: Sequence[StateTable]) -> StateTable:
     """
     if not tables:
         raise InputError("merged needs at least one table; got none.")
-    first = tables[0].state
+    first = tables[0]
     for table in tables[1:]:
-        check_mergeable(first, table.state)
+        check_mergeable(first.shared, table.shared)
     if len(tables) == 1:
-        return tables[0]
+        return first
     names, places = _names_and_index(pa.concat_arrays([table.sets for table in tables]))
-    total = first.with_statistics(
-        identity(first.fields, len(names), first.device), first.count.new_zeros(len(names))
-    )
-    start = 0
-    for table in tables:
-        _merge_into(total, places[start : start + len(table)], table.state)
-        start += len(table)
-    return StateTable(names, total)
+    indices = places.split([len(table) for table in tables])
+    count = first.count.new_zeros(len(names))
+    for table, index in zip(tables, indices, strict=True):
+        count[index] += table.count
+        if bool((count[index] < 0).any()):
+            raise StateMismatchError(
+                "cannot merge these states: a set would have 2**63 elements or more. Merge fewer "
+                "states."
+            )
+    rows = {
+        name: merge(field, [table.rows[name] for table in tables], indices, len(names))
+        for name, field in first.fields.items()
+    }
+    return StateTable(names, first.shared, count, rows)
 
 
 def _names_and_index(sets: pa.Array) -> tuple[pa.Array, Tensor]:
     """The distinct sets of some rows, and the index of each row's set among them."""
     codes = sets.dictionary_encode()
     return codes.dictionary, torch.from_numpy(codes.indices.to_numpy().astype(np.int64))
-
-
-def _merge_into(total: SetState, places: Tensor, state: SetState) -> None:
-    """Merge a state into some sets of another, in place; the caller owns `total`."""
-    held = {name: tuple(p[places] for p in parts) for name, parts in total.statistics.items()}
-    for name, parts in join(total.fields, held, state.statistics).items():
-        for whole, part in zip(total.statistics[name], parts, strict=True):
-            whole[places] = part
-    total.count[places] += state.count
-    if bool((total.count[places] < 0).any()):
-        raise StateMismatchError(
-            "cannot merge these states: a set would have 2**63 elements or more. Merge fewer states."
-        )
 
 
 def check_mergeable(first: SetState, other: SetState) -> None:
@@ -332,7 +363,7 @@ def read_out(encoder: StreamingSetEncoder, table: StateTable) -> Iterator[pa.Tab
     widest = max((max(part.shape) for part in encoder.parameters() if part.dim()), default=1)
     size = _sets_at_once(max(one, encoder.state_nbytes, 8 * widest))
     for start in range(0, max(len(table), 1), size):
-        some, names = table.state[start : start + size], table.sets.slice(start, size)
+        some, names = table.state_of(start, start + size), table.sets.slice(start, size)
         if isinstance(encoder, Stage):
             encoding = encoder.read_sets(names, some.to(device)).cpu()
         else:
@@ -349,12 +380,6 @@ def read_out(encoder: StreamingSetEncoder, table: StateTable) -> Iterator[pa.Tab
 def _sets_at_once(each: int) -> int:
     """The number of sets to read out at once, given the bytes that each takes."""
     return max(1, READ_BYTES // max(each, 1))
-
-
-def _per_set(state: SetState) -> dict[str, Tensor]:
-    """The tensors of a state that have a row for each set; all sets share the others."""
-    named = state.tensors()
-    return {name: part for name, part in named.items() if not name.startswith("slots.")}
 
 
 def all_sets(tables: Iterable[Table]) -> int:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import struct
 import warnings
 from pathlib import Path
 from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile
 
 import h5py
-import laspy
 import numpy as np
 import pyarrow as pa
 import pyarrow.feather
@@ -22,7 +22,7 @@ import zarr
 
 import setfold
 from setfold.errors import FileError
-from setfold.files.readers import meshes, open_reader
+from setfold.files.readers import meshes, open_reader, root
 from tests.files.files import encoder
 from tests.files.readers.written import FORMATS
 
@@ -116,11 +116,119 @@ def test_chunks_must_fit_in_memory(tmp_path: Path, suffix: str, write) -> None:
         setfold.encode_sets(encoder(), path, tmp_path / "out.npz", memory="500MB")
 
 
-def test_a_header_may_list_any_number_of_rows(tmp_path: Path) -> None:
-    group = zarr.open_group(tmp_path / "a.zarr", mode="w")
-    group.create_array("x", shape=(10**18, 3), chunks=(10**5, 3), dtype="f4")
+def large_hdf5_chunk(path: Path) -> None:
+    with h5py.File(path, "w") as file:
+        shape, chunks = (4, 3), (15_000_000, 3)
+        options = {"chunks": chunks, "maxshape": (None, 3), "compression": "gzip"}
+        file.create_dataset("x", shape, "f4", **options)
+
+
+def large_zarr_chunk(path: Path) -> None:
+    zarr.create_array(path, shape=(4, 3), chunks=(10**9, 3), dtype="f4")
+
+
+def wide_zarr_chunk(path: Path) -> None:
+    zarr.create_array(path, shape=(4, 3), chunks=(2, 10**9), dtype="f4")
+
+
+def large_zarr_index(path: Path) -> None:
+    zarr.create_array(path, shape=(4, 3), chunks=(1, 3), shards=(10**9, 3), dtype="f4")
+
+
+@pytest.mark.parametrize(
+    ("suffix", "write"),
+    [
+        (".h5", large_hdf5_chunk),
+        (".zarr", large_zarr_chunk),
+        (".zarr", wide_zarr_chunk),
+        (".zarr", large_zarr_index),
+    ],
+)
+def test_a_chunk_may_be_larger_than_the_array(tmp_path: Path, suffix: str, write) -> None:
+    write(tmp_path / f"a{suffix}")
+    with pytest.raises(FileError, match=r"chunks of .*GB, and a chunk must|chunks of 180 MB"):
+        setfold.encode_sets(
+            encoder(), tmp_path / f"a{suffix}", tmp_path / "out.npz", memory="500MB"
+        )
+
+
+@pytest.mark.parametrize("chunks", [(10**5, 3), (1, 1)])
+def test_an_array_has_a_file_for_each_chunk(tmp_path: Path, chunks, monkeypatch) -> None:
+    """Zarr would look for each of them, one after the other."""
+    path = tmp_path / "a.zarr"
+    array = zarr.create_array(path, shape=(10**18, 3), chunks=chunks, dtype="f4")
+    array[:4] = 1.0
+    monkeypatch.setattr(zarr.Array, "__getitem__", lambda *_: pytest.fail("was read"))
     with pytest.raises(FileError, match="is not stored"):
-        setfold.encode_sets(encoder(), tmp_path / "a.zarr", tmp_path / "out.npz")
+        setfold.encode_sets(encoder(), path, tmp_path / "out.npz")
+
+
+def test_any_number_of_rows_has_few_ranges(tmp_path: Path) -> None:
+    path = tmp_path / "a.zarr"
+    zarr.create_array(path, shape=(10**18, 3), chunks=(10**5, 3), dtype="f4")
+    with open_reader(path) as reader:
+        cuts = reader.cuts(1 << 20)
+    assert len(cuts) < 20_000
+    assert (cuts[0][0], cuts[-1][1]) == (0, 10**18)
+    assert all(start % 10**5 == 0 for start, _ in cuts)
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".h5", ".npy", ".csv", ".arrow", ".laz", ".pt"])
+def test_a_pipe_is_not_waited_for(tmp_path: Path, suffix: str) -> None:
+    os.mkfifo(tmp_path / f"a{suffix}")
+    with pytest.raises(FileError, match="neither a file nor a folder"):
+        open_reader(tmp_path / f"a{suffix}")
+
+
+def test_a_pipe_in_a_folder_is_not_waited_for(tmp_path: Path) -> None:
+    zarr.create_array(tmp_path / "a.zarr", data=POINTS, chunks=(12, 3))
+    chunk = tmp_path / "a.zarr" / "c" / "0" / "0"
+    chunk.unlink()
+    os.mkfifo(chunk)
+    with pytest.raises(FileError, match="neither a file nor a folder"):
+        read(tmp_path / "a.zarr")
+
+
+# ---- compressed Arrow --------------------------------------------------------------------------
+
+
+def test_a_chunk_of_texts_cannot_hold_more_than_its_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "a.zarr"
+    group = zarr.open_group(path, mode="w")
+    array = group.create_array("ids", shape=(3,), chunks=(3,), dtype="str", compressors=None)
+    array[:] = np.array(["a", "b", "c"], dtype=object)
+    assert read(path, "ids") == ["a", "b", "c"]
+    chunk = path / "ids" / "c" / "0"
+    chunk.write_bytes(struct.pack("<I", 50_000_000) + chunk.read_bytes()[4:])
+    with pytest.raises(FileError, match="cannot hold 50000000 texts"):
+        read(path, "ids")
+
+
+@pytest.mark.parametrize("suffix", [".arrow", ".ipc"])
+def test_what_a_buffer_declares_must_fit_in_memory(tmp_path: Path, suffix: str) -> None:
+    """Arrow allocates it, although the rows would take a few bytes."""
+    path, table = tmp_path / f"a{suffix}", pa.table({n: np.ones(99, "f4") for n in "xyz"})
+    create = pa.ipc.new_file if suffix == ".arrow" else pa.ipc.new_stream
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with create(path, table.schema, options=options) as file:
+        file.write_table(table)
+    setfold.encode_sets(encoder(), path, tmp_path / "out.npz", memory="500MB")
+    declared = struct.pack("<q", 4 * 99) + b"\x28\xb5\x2f\xfd"  # then a frame of Zstandard
+    content = path.read_bytes()
+    assert content.count(declared) == 3
+    path.write_bytes(content.replace(declared, struct.pack("<q", 1 << 33) + declared[8:]))
+    with pytest.raises(FileError, match=r"chunks of 25\.8 GB, and a chunk must"):
+        setfold.encode_sets(encoder(), path, tmp_path / "new.npz", memory="500MB")
+
+
+def test_a_record_batch_has_at_least_no_rows(tmp_path: Path) -> None:
+    path, table = tmp_path / "a.arrow", pa.table({"elements": np.ones(7777)})
+    with pa.ipc.new_file(path, table.schema) as file:
+        file.write_table(table)
+    rows = struct.pack("<q", 7777)
+    path.write_bytes(path.read_bytes().replace(rows, struct.pack("<q", -7)))
+    with pytest.raises(FileError, match="a record batch has -7 rows"):
+        open_reader(path)
 
 
 # ---- PyTorch ---------------------------------------------------------------------------------
@@ -153,27 +261,6 @@ def test_containers_within_each_other_are_not_listed(tmp_path: Path, content) ->
     torch.save(content, path)
     with pytest.raises(FileError, match=r"it contains the list .* twice"):
         open_reader(path)
-
-
-# ---- LAS -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("suffix", [".las", ".laz"])
-@pytest.mark.parametrize("version", ["1.2", "1.4"])
-def test_points_that_the_header_does_not_list(tmp_path: Path, suffix: str, version: str) -> None:
-    path = tmp_path / f"a{suffix}"
-    header = laspy.LasHeader(point_format=0, version=version)
-    points = laspy.LasData(header)
-    points.x = points.y = points.z = np.arange(60_000.0)
-    points.write(path)
-    place, form = (107, "<I") if version == "1.2" else (247, "<Q")
-    content = bytearray(path.read_bytes())
-    assert struct.unpack_from(form, content, place) == (60_000,)
-    for count in (0, 10, 50_000):
-        struct.pack_into(form, content, place, count)
-        path.write_bytes(content)
-        with pytest.raises(FileError, match=f"lists {count} points; the file has at least"):
-            open_reader(path)
 
 
 # ---- meshes ----------------------------------------------------------------------------------
@@ -283,3 +370,12 @@ def test_branches_in_other_files_are_not_read(tmp_path: Path, monkeypatch) -> No
         read(path, name)
     with open_reader(path) as reader, pytest.raises(FileError, match="which is not opened"):
         list(reader.read([name], rows=4))
+
+
+def test_a_basket_has_a_limited_size(tmp_path: Path, monkeypatch) -> None:
+    path = tmp_path / "a.root"
+    FORMATS["root"].write(path, 10)
+    with open_reader(path) as reader:
+        monkeypatch.setattr(root, "MAX_BASKET", 8)
+        with pytest.raises(FileError, match="a basket has 40 bytes; at most 8"):
+            list(reader.read(["x"], rows=4))

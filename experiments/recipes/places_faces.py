@@ -1,0 +1,108 @@
+"""Complete CelebA images with slots on a grid and a U-Net, from 20 to 1000 pixels.
+
+    python -m experiments run places-faces --size small     # about 20 minutes on two busy cores
+
+Not in the paper.
+Measured: Squared error with 20 pixels: Places, 16 × 16 0.1186; All pixels attended 0.1261; SSE,
+slots attended 0.1303; Places, 4 × 4 0.1328; Deep Sets 0.1393. 1000 pixels: All pixels attended
+0.0218; Places, 16 × 16 0.0218; Places, 4 × 4 0.0679; SSE, slots attended 0.0715; Deep Sets 0.0921.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from experiments.places import Painting
+from experiments.recipe import Cosine, Outcome, Recipe, Run, Size, Training
+from experiments.recipes.growing import (
+    READERS,
+    completion_headline,
+    completion_runs,
+    completion_section,
+)
+from experiments.records import Record
+from experiments.report import Section
+from experiments.tasks.completion import Completion, Painted, Reader
+
+PIXELS = {
+    Size.SMOKE: (20, 60),
+    Size.SMALL: (20, 50, 100, 200, 500, 1000),
+    Size.PAPER: (20, 50, 100, 200, 500, 1000),
+}
+MODELS: dict[str, Reader] = {
+    "Places, 16 × 16": Painted(Painting(16)),
+    **READERS,
+    "Places, 4 × 4": Painted(Painting(4)),
+}
+_TASK = Completion(MODELS["Deep Sets"])
+TRAININGS: dict[Size, Training[Completion]] = {
+    Size.SMOKE: Training(
+        replace(_TASK, most=60, targets=32, made_up=True), epochs=1, batch_size=48, validations=1
+    ),
+    Size.SMALL: Training(
+        _TASK,
+        epochs=8,
+        batch_size=16,
+        rate=3e-3,
+        weight_decay=0.0,
+        schedule=Cosine(),
+        clip=1.0,
+        validations=3,
+    ),
+    Size.PAPER: Training(
+        _TASK, batch_size=64, rate=3e-3, weight_decay=0.0, schedule=Cosine(), clip=1.0
+    ),
+}
+
+
+def runs(size: Size, seed: int) -> list[Run]:
+    """Train each model and measure it with each number of pixels."""
+    return completion_runs(replace(TRAININGS[size], seed=seed), MODELS, PIXELS[size])
+
+
+def section(records: Sequence[Record]) -> Section:
+    """Show squared error and NLL against the number of pixels."""
+    return completion_section(records, NOTES)
+
+
+NOTES = """\
+Colours are from -1 to 1, and errors cover all pixels, seen or not. *Places, 16 × 16* keeps 1,024
+numbers of a set, *Places, 4 × 4* keeps 64 numbers, as many as Deep Sets and SSE. *All pixels
+attended* keeps 64 numbers for every pixel: it is no fold."""
+
+RECIPE = Recipe(
+    number=20,
+    name="places-faces",
+    title="Slots with places: faces",
+    claim="""This experiment is not in the paper. Slots on a grid hold a density and the mean
+    colour near them, and a U-Net paints the image. Is it better than decoders of one vector, of
+    slots without places, and of all pixels?""",
+    runs=runs,
+    section=section,
+    headline=completion_headline,
+    outcome=Outcome.PLACES,
+    holds="yes against other folds if the grid is fine, not against attention to all pixels",
+    summary="""Slots on a 16 × 16 grid complete faces better than Deep Sets and attended slots:
+    squared error 0.0376 against 0.0966 and 0.0768 from 200 pixels. Attention to all pixels is
+    slightly better from 100 pixels on (0.0360), after 2.2 CPU minutes of training instead of 0.6.
+    With 64 numbers, as many as attended slots keep, places are no better than they. One seed.""",
+    verdict="""With one seed, a 16 × 16 grid is better than Deep Sets and than attended slots with
+    every number of pixels, in both measures, with a half and a third of their CPU time. From 200
+    pixels on its error is half theirs or less. Attention to all pixels is the stronger opponent.
+    Places are better with 20 and 50 pixels, slightly worse from 100 on, and equal in squared error
+    with 1000; in NLL they are behind by up to 0.04. Attention takes 3.6 times the CPU time, and
+    must keep all pixels. Places are not better because they are places alone. On a 4 × 4 grid,
+    which keeps 64 numbers, they are better than Deep Sets, but attended slots of the same size
+    have the lower NLL from 50 pixels on, and the lower error up to 100. The advantage is
+    that a grid can be fine: a pixel touches 16 cells however many there are, and convolutions
+    share their weights between them. From 500 to 1000 pixels, more than in training, all methods
+    still improve.""",
+    cut="""The paper has no such experiment. 32 x 32 images only; 8,000 training images, 8 epochs,
+    and one seed, because there was no time for more. The number of context pixels differs from
+    step to step, from 20 to 500; each step predicts 256 random pixels of each image. Learning rate
+    and schedule are those of image completion above, for all methods. Decoders differ: a U-Net for
+    places, three linear layers for the others; only a grid can have a U-Net. All models have 51,000
+    to 68,000 parameters. Other programs were running, so CPU times are good to about a fifth.""",
+    minutes=20,
+)

@@ -1,0 +1,60 @@
+"""Point cloud classification with more points than in training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from experiments.recipe import Metrics
+from experiments.tasks import sets
+from experiments.tasks.classification import Batch, Classifier, PointClouds
+
+
+@dataclass(frozen=True)
+class GrowingClouds(PointClouds):
+    """ModelNet40 classification in the coordinates of the data, which are in the unit ball.
+
+    Nothing is computed from the points that were drawn, so a cloud can grow without limit.
+
+    Args:
+        fewest: fewest points of a training step; None for always `points`. The number is the same
+            for all clouds of a step, and its logarithm is uniform.
+        most: most points of a training step; None for always `points`.
+        smoothing: label smoothing of the loss.
+    """
+
+    fewest: int | None = None
+    most: int | None = None
+    smoothing: float = 0.1
+
+    def batch(self, items: Tensor) -> Batch:
+        if self.fewest is None or self.most is None:
+            return super().batch(items)
+        points = sets.some_number(self.fewest, self.most)
+        return replace(self, points=points, fewest=None, most=None).batch(items)
+
+    def framed(self, points: Tensor, first: int) -> Tensor:
+        return points
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        return cross_entropy(model(batch.points), batch.labels, label_smoothing=self.smoothing)
+
+
+def grown_accuracy(model: Classifier, task: GrowingClouds, points: Sequence[int]) -> Metrics:
+    """Measure accuracy on the test split each time the clouds have grown to a number of points.
+
+    Args:
+        model: trained model in eval mode.
+        task: task that it was trained for.
+        points: increasing numbers of points.
+    """
+    parts = [b - a for a, b in zip([0, *points], points, strict=False)]
+    found = task.accuracy_of(
+        model,
+        lambda clouds: sets.streamed(model.encoder, clouds.split(parts, 1)),
+        points=points[-1],
+    )
+    return {"points": [float(number) for number in points], "accuracy": found}

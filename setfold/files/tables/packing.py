@@ -1,0 +1,97 @@
+"""Rows of a table of states as bytes, for engines that know no lists.
+
+A row is the bytes of its columns, one after the other. A list of any length, such as the slots that
+were touched, follows its length, an int64.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from setfold.files.tables.arrow import combined
+
+LENGTH_BYTES = 8
+
+
+class _Form(NamedTuple):
+    """How a value of a column is packed."""
+
+    dtype: np.dtype
+    length: int | None  # numbers in a value; None for a list of any length
+
+
+def _form(kind: pa.DataType) -> _Form:
+    if pa.types.is_large_list(kind):
+        return _Form(np.dtype(kind.value_type.to_pandas_dtype()), None)
+    if pa.types.is_fixed_size_list(kind):
+        return _Form(np.dtype(kind.value_type.to_pandas_dtype()), kind.list_size)
+    return _Form(np.dtype(kind.to_pandas_dtype()), 1)
+
+
+def pack(columns: Sequence[pa.ChunkedArray]) -> Iterable[bytes]:
+    """Return the bytes of each row.
+
+    >>> columns = [pa.chunked_array([[1, 2]]), pa.chunked_array([pa.array([[], [5]], pa.large_list(pa.int32()))])]
+    >>> [len(row) for row in pack(columns)]
+    [16, 20]
+    """
+    return map(b"".join, zip(*map(_values, columns), strict=True))
+
+
+def _values(column: pa.ChunkedArray) -> Iterable[bytes]:
+    """Return the bytes of each value of a column."""
+    array, form = combined(column), _form(column.type)
+    is_list = pa.types.is_nested(array.type)
+    content = (array.flatten() if is_list else array).to_numpy(zero_copy_only=False).tobytes()
+    if form.length is None:
+        lengths = np.diff(array.offsets.to_numpy()) if len(array) else np.zeros(0, np.int64)
+    else:
+        lengths = np.full(len(array), form.length, np.int64)
+    ends = [0, *(np.cumsum(lengths) * form.dtype.itemsize).tolist()]
+    parts = (content[start:end] for start, end in itertools.pairwise(ends))
+    if form.length is not None:
+        return parts
+    heads = (int(length).to_bytes(LENGTH_BYTES, "little") for length in lengths)
+    return (head + part for head, part in zip(heads, parts, strict=True))
+
+
+def unpack(rows: Sequence[bytes], kinds: Sequence[pa.DataType]) -> list[pa.Array]:
+    """Return the columns whose rows `pack` returned.
+
+    Raises:
+        ValueError: A row has another length than it says.
+    """
+    positions, columns = [0] * len(rows), []
+    for kind in kinds:
+        form, parts, lengths = _form(kind), [], []
+        for number, row in enumerate(rows):
+            start, length = positions[number], form.length
+            if length is None:
+                start += LENGTH_BYTES
+                length = int.from_bytes(row[start - LENGTH_BYTES : start], "little")
+            end = start + length * form.dtype.itemsize
+            if end > len(row):
+                raise ValueError("a packed state is truncated")
+            parts.append(row[start:end])
+            lengths.append(length)
+            positions[number] = end
+        columns.append(_column(b"".join(parts), lengths, kind))
+    if positions != [len(row) for row in rows]:
+        raise ValueError("a packed state is too long")
+    return columns
+
+
+def _column(content: bytes, lengths: Sequence[int], kind: pa.DataType) -> pa.Array:
+    form = _form(kind)
+    values = pa.array(np.frombuffer(content, form.dtype))
+    if form.length is None:
+        offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), values)
+    if pa.types.is_fixed_size_list(kind):
+        return pa.FixedSizeListArray.from_arrays(values, form.length)
+    return values
