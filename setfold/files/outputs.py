@@ -9,7 +9,7 @@ import hashlib
 import math
 import zipfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -24,6 +24,7 @@ from numpy.lib import format as npy
 
 from setfold.core.persist import DIGEST_BYTES
 from setfold.errors import InputError
+from setfold.files.ids import unpack
 from setfold.files.sealed import SealedFile, SealedWriter
 from setfold.files.tables.arrow import RESULT, as_tensor, header_of, shape_of
 from setfold.files.tables.stream import open_arrow
@@ -63,8 +64,13 @@ class Sink(ABC):
         return True
 
     @classmethod  # noqa: B027 - most formats store all
-    def check_ids(cls, sets: pa.Array) -> None:
-        """Raise InputError if some set ids of a type that can be stored cannot be stored."""
+    def check_ids(cls, sets: pa.Array, types: Sequence[pa.DataType] = ()) -> None:
+        """Raise InputError if some set ids of a type that can be stored cannot be stored.
+
+        Args:
+            sets: The ids.
+            types: The types of their columns, if they have several.
+        """
 
     @abstractmethod
     def _open_writer(self, schema: pa.Schema) -> Any:
@@ -122,7 +128,11 @@ class NpzSink(ArrowSink):
         return bool(pa.array([], kind).to_numpy(zero_copy_only=False).dtype != object)
 
     @classmethod
-    def check_ids(cls, sets: pa.Array) -> None:
+    def check_ids(cls, sets: pa.Array, types: Sequence[pa.DataType] = ()) -> None:
+        if types:
+            for column in unpack(sets.unique(), types):
+                cls.check_ids(column)
+            return
         if not (pa.types.is_large_string(sets.type) or pa.types.is_large_binary(sets.type)):
             return
         if pc.any(pc.ends_with(sets, "\0")).as_py():

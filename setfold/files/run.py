@@ -153,6 +153,11 @@ class Run:
         self._write(self._tables())
         return publish(self.work)
 
+    @property
+    def _id_types(self) -> list[pa.DataType]:
+        """The types of the columns of a set id, if it has several."""
+        return [kind for _, kind in self.plan.task.columns.id_fields]
+
     # ---- read ----------------------------------------------------------------------------------
 
     def _read(self) -> None:
@@ -164,7 +169,8 @@ class Run:
         for step in self.engine(self.plan.task, shards, journal.shard, journal.rows):
             for table in step.tables:
                 for output in self.outputs:
-                    output.sink.check_ids(table.sets)
+                    types = () if output.holds_states else self._id_types
+                    output.sink.check_ids(table.sets, types)
                 self.store.add(table)
             self.work.log_skipped(step.skipped)
             shard = shards[step.shard]

@@ -134,6 +134,15 @@ def test_archives_and_csv():
 
 
 @pytest.mark.usefixtures("folder")
+def test_ids_that_numpy_cannot_store_are_refused():
+    pq.write_table(pa.table({"run": [1], "event": ["a\0"], "f": [1.0]}), "zero.parquet")
+    with pytest.raises(setfold.InputError, match="strips trailing zero bytes"):
+        setfold.encode_sets(setfold.Pool(1), "zero.parquet", "zero.npz", set="run,event")
+    setfold.encode_sets(setfold.Pool(1), "zero.parquet", "out.parquet", set="run,event")
+    assert pq.read_table("out.parquet")["event"].to_pylist() == ["a\0"]
+
+
+@pytest.mark.usefixtures("folder")
 def test_an_interrupted_run_is_resumed(monkeypatch):
     monkeypatch.setattr(plan, "split_memory", lambda *_: Budget(batch_rows=16, store_bytes=3000))
 
