@@ -61,8 +61,8 @@ SetColumn = Annotated[
     str | None,
     typer.Option(
         "--set",
-        help="Column with the set id of each row, or key of a key=value folder. If omitted, each "
-        "file is one set, and its absolute path is the set id.",
+        help="Column with the set id of each row, or key of a key=value folder; several as "
+        "'run,event'. If omitted, each file is one set, and its absolute path is the set id.",
     ),
 ]
 Root = Annotated[
@@ -388,22 +388,24 @@ def _estimate(
     skip: bool,
 ) -> dict[str, Any]:
     """Return what encoding would read, and an estimate of the time from the first rows."""
+    from setfold.files.passes import first_pass
     from setfold.files.request import (
         ReadOptions,
         build_plan,
         cast_encoder,
         make_columns,
-        prepare_encoder,
         with_defaults,
     )
 
     options = with_defaults({"memory": memory, "skip_errors": skip}, ReadOptions)
-    encoder = cast_encoder(prepare_encoder(model), dtype)
+    first, passes = first_pass(model)
+    encoder = cast_encoder(first, dtype)
     plan = build_plan(encoder, inputs, make_columns(**columns), options)
     facts: dict[str, Any] = {
         "files": len(plan.inputs),
         "bytes": plan.bytes,
         "rows": plan.rows,
+        "passes": passes,
         "skipped": len(plan.skipped),
         "set_type": str(plan.set_type),
         "width": plan.task.width,
@@ -416,5 +418,5 @@ def _estimate(
         step = next(plan.task.steps(0, plan.shards[0]), None)
         seconds = time.monotonic() - started
         if plan.rows is not None and step is not None and step.rows:
-            facts["seconds"] = round(seconds * plan.rows / step.rows, 1)
+            facts["seconds"] = round(passes * seconds * plan.rows / step.rows, 1)
     return facts

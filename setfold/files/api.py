@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 from torch import nn
 
 from setfold.core.encoder import StreamingSetEncoder
+from setfold.core.passes import MultiPassSetEncoder
 from setfold.errors import InputError, StateMismatchError
 from setfold.files.arguments import checked
 from setfold.files.columns import ColumnSpec
 from setfold.files.engines import local
-from setfold.files.execute import Job, execute
+from setfold.files.execute import Job, Prepare, check_outputs, execute
 from setfold.files.features import format_features
 from setfold.files.outputs import ArrowSink, sink_for
+from setfold.files.passes import encode_in_passes
 from setfold.files.request import (
     InputNames,
     ReadOptions,
@@ -23,6 +25,7 @@ from setfold.files.request import (
     build_plan,
     cast_encoder,
     check_states_path,
+    check_unchanged,
     describe_request,
     dtype_of,
     make_columns,
@@ -43,7 +46,7 @@ def encode_sets(
     inputs: InputNames,
     out: str | Path,
     *,
-    set: str | None = None,
+    set: str | Sequence[str] | None = None,
     features: str | Sequence[str] | None = None,
     explode: bool = False,
     root: str | Path | None = None,
@@ -58,16 +61,17 @@ def encode_sets(
     set may be spread over the files in any order. The output is sorted by set id.
 
     Args:
-        model: A streaming set encoder. It is switched to evaluation mode.
+        model: A streaming set encoder, or one of several passes, for which the files are read
+            several times. It is switched to evaluation mode.
         inputs: Files, folders or glob patterns, such as "events/*.parquet".
         out: The output, a .parquet, .arrow, .npz or .csv file with set, count and encoding.
-        set: The column that holds the set id of each row. If None, each file is one set, and its
-            absolute path is the set id.
+        set: The column that holds the set id of each row, or several: "run,event" or a list. If
+            None, each file is one set, and its absolute path is the set id.
         features: The columns to encode, in the order the model expects: "x, (y-500)*0.01" or a list
             of such strings; "!weight" for all numeric columns but this one. Defaults to all numeric
             columns except the set column. `setfold.files.features` has the grammar.
         explode: Whether each row holds many elements, stored as lists. If `set` is None, each row
-            is one set, and "path:row" is the set id.
+            is one set, and its file and number, in the columns file and row, are the set id.
         root: A folder that contains all inputs. The paths in set ids are then relative to it, with
             "/" on every system.
         states: An .arrow file for the states, which can be updated and merged later.
@@ -90,33 +94,46 @@ def encode_sets(
     2 [2, 1]
     """
     settings = with_defaults(options, ReadOptions)
-    encoder = cast_encoder(prepare_encoder(model), dtype)
     engine = select_engine(settings)
     columns = make_columns(set, features, explode, root)
     states_path = None if states is None else check_states_path(states)
+    stamps: dict[str, list[int]] = {}
 
-    def prepare(without: Collection[Path]) -> Job:
-        reader = read_by(encoder, head)
-        plan = build_plan(reader, inputs, columns, settings, without=without)
-        outputs = [Output(Path(out), sink_for(Path(out)), holds_states=False)]
-        if states_path is not None:
-            stamps = resolve_stamps(plan.inputs)
-            saved = model_to_bytes(encoder)
-            provenance = Provenance(saved, stamps, plan.task.columns, dtype_of(encoder))
-            outputs.append(Output(states_path, ArrowSink, True, provenance.metadata()))
-        return Job(plan, outputs)
+    def job_of(encoder: StreamingSetEncoder, out: Path) -> Prepare:
+        def prepare(without: Collection[Path]) -> Job:
+            plan = build_plan(read_by(encoder, head), inputs, columns, settings, without=without)
+            stamps.update(check_unchanged(stamps, resolve_stamps(plan.inputs)))
+            outputs = [Output(out, sink_for(out), holds_states=False)]
+            if states_path is not None:
+                saved = model_to_bytes(encoder)
+                provenance = Provenance(saved, stamps, plan.task.columns, dtype_of(encoder))
+                outputs.append(Output(states_path, ArrowSink, True, provenance.metadata()))
+            return Job(plan, outputs)
 
-    request = describe_request(
-        "encode",
-        inputs,
-        out,
-        columns=columns.describe(),
-        states=resolve_path(states),
-        dtype=dtype,
-        head=head,
-    )
-    paths = [out] if states is None else [out, states]
-    return execute(request, paths, prepare, engine, settings)
+        return prepare
+
+    def request_of(out: Path) -> dict[str, Any]:
+        more = {"columns": columns.describe(), "states": resolve_path(states), "dtype": dtype}
+        return describe_request("encode", inputs, out, **more, head=head)
+
+    def run(encoder: StreamingSetEncoder, out: Path, settings: ReadOptions) -> Summary:
+        paths = [out] if states is None else [out, states]
+        return execute(request_of(out), paths, job_of(encoder, out), engine, settings)
+
+    path = Path(out)
+    if not isinstance(model, MultiPassSetEncoder):
+        return run(cast_encoder(prepare_encoder(model), dtype), path, settings)
+    if states is not None:
+        raise InputError(
+            f"{type(model).__name__} needs {model.passes} passes over a set, so its states cannot "
+            "be updated with more elements later. Omit --states."
+        )
+
+    def check(encoder: StreamingSetEncoder) -> Summary | None:
+        return check_outputs(request_of(path), [path], job_of(encoder, path), settings)
+
+    several = read_by(cast_encoder(model.eval(), dtype), head)
+    return encode_in_passes(several, path, settings, check, run)
 
 
 @checked
@@ -127,7 +144,7 @@ def update_states(
     out: str | Path | None = None,
     model: nn.Module | None = None,
     allow: Iterable[str] = (),
-    set: str | None = None,
+    set: str | Sequence[str] | None = None,
     features: str | Sequence[str] | None = None,
     explode: bool = False,
     root: str | Path | None = None,
@@ -240,7 +257,7 @@ def merge_states(
         columns = _common_columns(paths)
         inputs, dtype = _collect_inputs(paths, again), dtype_of(encoder)
         provenance = Provenance(model_to_bytes(encoder), inputs, columns, dtype)
-        plan = build_plan(encoder, (), ColumnSpec(None, None), settings, paths)
+        plan = build_plan(encoder, (), columns or ColumnSpec(None, None), settings, paths)
         return Job(plan, [Output(new, ArrowSink, True, provenance.metadata())])
 
     request = describe_request("merge", paths, new)
@@ -284,7 +301,8 @@ def readout_states(
 
     def prepare(_: Collection[Path]) -> Job:
         encoder = read_by(_load_encoder([Path(states)], model, allow), head)
-        plan = build_plan(encoder, (), ColumnSpec(None, None), settings, [Path(states)])
+        columns = _common_columns([Path(states)]) or ColumnSpec(None, None)
+        plan = build_plan(encoder, (), columns, settings, [Path(states)])
         return Job(plan, [Output(Path(out), sink_for(Path(out)), holds_states=False)])
 
     request = describe_request("readout", states, out, head=head)
@@ -328,7 +346,8 @@ def _merge_columns(requested: ColumnSpec, saved: ColumnSpec | None, path: Path) 
             f"{requested.root}. Omit --root."
         )
     set_column, explode = requested.set or saved.set, requested.explode or saved.explode
-    return ColumnSpec(features, set_column, explode, requested.root or saved.root)
+    root = requested.root or saved.root
+    return ColumnSpec(features, set_column, explode, root, types=saved.types)
 
 
 def _common_columns(paths: Sequence[Path]) -> ColumnSpec | None:

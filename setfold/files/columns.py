@@ -11,9 +11,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from setfold.errors import InputError
-from setfold.files.features import Feature, format_features, parse_features, suggest_shift
+from setfold.files.features import (
+    Feature,
+    format_features,
+    parse_features,
+    parse_names,
+    suggest_shift,
+)
+from setfold.files.ids import TYPES, check_type, show
 from setfold.files.readers.reader import listed, suggest
 from setfold.preprocessing.columns import Column, Columns
+
+ROW_ID = [("file", pa.large_string()), ("row", pa.int64())]  # the id of a row that is a set
+OPTIONAL = ("excluded", "types")  # not written if empty
 
 
 @dataclass(frozen=True)
@@ -23,38 +33,61 @@ class ColumnSpec:
     Args:
         features: The features of an element; None for all columns of numbers and of lists of
             numbers except the set column, in the order of the file.
-        set: The column, or the key of a key=value folder, that holds the set id of each row. If
-            None, each file is one set, or each row if `explode` is set.
+        set: The column, or the key of a key=value folder, that holds the set id of each row, or
+            several of them. If None, each file is one set, or each row if `explode` is set.
         explode: Whether each row holds many elements, stored as lists of one length.
         root: The folder to which the names of files are relative, where they are set ids. If None,
             these names are absolute paths.
         excluded: Columns that are not features, if `features` is None.
+        types: The types of the columns of a set id that has several; empty if not known yet.
     """
 
     features: tuple[Feature, ...] | None
-    set: str | None
+    set: str | tuple[str, ...] | None
     explode: bool = False
     root: str | None = None
     excluded: tuple[str, ...] = ()
+    types: tuple[str, ...] = ()
 
     @classmethod
     def parse(
         cls,
         features: str | Sequence[str] | None,
-        set: str | None,
+        set: str | Sequence[str] | None,
         explode: bool = False,
         root: str | None = None,
     ) -> ColumnSpec:
-        """Return the columns that a user asks for, with features as in `parse_features`."""
+        """Return the columns that a user asks for, as in `parse_features` and `parse_names`."""
         chosen, excluded = parse_features(features)
-        return cls(chosen, set, explode, root, excluded)
+        names = () if set is None else parse_names(set)
+        one_or_none = names[0] if names else None
+        return cls(chosen, names if len(names) > 1 else one_or_none, explode, root, excluded)
 
     def describe(self) -> dict[str, Any]:
         """Return the same as a dictionary that can be saved as JSON."""
         entries = asdict(self)
-        if not self.excluded:
-            del entries["excluded"]
-        return entries
+        return {name: value for name, value in entries.items() if name not in OPTIONAL or value}
+
+    @property
+    def set_names(self) -> tuple[str, ...]:
+        """The columns of a set id; empty if it is not in columns."""
+        if self.set is None:
+            return ()
+        return (self.set,) if isinstance(self.set, str) else self.set
+
+    @property
+    def id_fields(self) -> list[tuple[str, pa.DataType]]:
+        """Names and types of the columns of an id that `ids.pack` makes; empty for other ids."""
+        if self.set is None and self.explode:
+            return ROW_ID
+        return [(name, TYPES[kind]) for name, kind in zip(self.set_names, self.types, strict=False)]
+
+    def show_id(self, value: pa.Scalar) -> str:
+        """Return a set id as text, for messages."""
+        if not self.id_fields:
+            return str(value)
+        names, types = zip(*self.id_fields, strict=True)
+        return show(value.as_py(), names, types)
 
     @property
     def _depth(self) -> int:
@@ -83,7 +116,7 @@ class ColumnSpec:
         return tuple(
             Feature(field.name)
             for field in schema
-            if field.name not in (self.set, *self.excluded)
+            if field.name not in (*self.set_names, *self.excluded)
             and 0 <= depth_of(field.type) <= self._depth
         )
 
@@ -126,14 +159,14 @@ class ColumnSpec:
                 f"{path} has no lists to explode: {listed(names)} have one number in each row. "
                 "Omit --explode, or select columns of lists with --features."
             )
-        if self.set is None or (self.set not in schema.names and self.set in partition):
-            return names
-        _check_present(self.set, [*schema.names, *partition], path)
+        for name in self.set_names:
+            _check_present(name, [*schema.names, *partition], path)
         try:
             self.set_type(schema, partition)
         except InputError as error:
             raise InputError(f"{path}: {error}") from error
-        return names if self.set in names else [*names, self.set]
+        stored = [name for name in self.set_names if name in schema.names]
+        return list(dict.fromkeys([*names, *stored]))
 
     def _check_numbers(self, field: pa.Field, path: Path) -> None:
         depth = depth_of(field.type)
@@ -193,7 +226,7 @@ class ColumnSpec:
             )
 
     def set_type(self, schema: pa.Schema, partition: Mapping[str, str]) -> pa.DataType | None:
-        """Return the type to which set ids are converted; None if the file is one set.
+        """Return the type of set ids: a struct if they have several columns; None for whole files.
 
         Args:
             schema: The columns of the file, or of a batch.
@@ -201,10 +234,22 @@ class ColumnSpec:
                 like numbers.
         """
         if self.set is None:
-            return pa.int64() if self.explode else None
-        if self.set in schema.names:
-            return _id_type(self.set, schema.field(self.set).type)
+            return pa.struct(ROW_ID) if self.explode else None
+        kinds = [(name, self.column_type(name, schema)) for name in self.set_names]
+        if isinstance(self.set, str):
+            return kinds[0][1]
+        return pa.struct([(name, check_type(name, kind)) for name, kind in kinds])
+
+    def column_type(self, name: str, schema: pa.Schema) -> pa.DataType:
+        """Return the type to which a column of the set id is converted."""
+        if name in schema.names:
+            return _id_type(name, schema.field(name).type)
         return pa.large_string()
+
+
+def stored_type(set_type: pa.DataType) -> pa.DataType:
+    """Return the type of set ids in tables, given that of `ColumnSpec.set_type`."""
+    return pa.large_binary() if pa.types.is_struct(set_type) else set_type
 
 
 def parsed_by(parser: Columns | None, columns: ColumnSpec) -> ColumnSpec:

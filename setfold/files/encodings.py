@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,14 +18,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.lib import format as npy
 
+from setfold.files.ids import pack, unpack
 from setfold.files.sealed import ARROW, SealedFile
 from setfold.files.tables.arrow import (
+    HEADER,
     RESULT,
     as_counts,
     as_ids,
     as_tensor,
     check_names,
     check_sorted,
+    combined,
     header_of,
     result_of,
     shape_of,
@@ -32,6 +36,7 @@ from setfold.files.tables.arrow import (
 from setfold.files.tables.stream import open_arrow, reading
 
 COLUMNS = ("set", "count", "encoding")
+IDS = "ids"  # entry of the header: the columns of a set id that has several
 ADVICE = "Write it again."
 ROWS = 1 << 14  # to read at once from a Parquet file
 ZIP = b"PK\3\4"  # at the beginning of an archive
@@ -60,11 +65,13 @@ def describe_encodings(path: Path) -> Encodings:
     with reading(path, ADVICE):
         if is_archive(path):
             with zipfile.ZipFile(path) as archive:
-                (shape, dtype), _, (encoding, _) = (_header(archive, name) for name in COLUMNS)
-                return Encodings(shape[0], str(dtype), encoding[1:])
+                *ids, (shape, _), (encoding, _) = (_header(archive, n) for n in _names(archive))
+                kinds = ", ".join(str(dtype) for _, dtype in ids)
+                return Encodings(shape[0], kinds, encoding[1:])
         with open_table(path) as (schema, sets, _):
-            shape = shape_of(header_of(schema, "encodings", path))
-            return Encodings(sets, str(schema.field("set").type), shape)
+            header = header_of(schema, "encodings", path)
+            kinds = ", ".join(str(schema.field(name).type) for name in _ids_of(header))
+            return Encodings(sets, kinds, shape_of(header))
 
 
 def verify_encodings(path: Path) -> Encodings:
@@ -79,12 +86,13 @@ def verify_encodings(path: Path) -> Encodings:
         if is_archive(path):
             _verify_arrays(path)
             return found
-        with open_table(path) as (_, _, batches):
+        with open_table(path) as (schema, _, batches):
+            ids = _ids_of(header_of(schema, "encodings", path))
             sets, last = 0, None
             for batch in batches:
                 table = pa.Table.from_batches([batch])
-                check_names(table, COLUMNS)
-                last = check_sorted(as_ids(table["set"]), last)
+                check_names(table, [*ids, *COLUMNS[1:]])
+                last = check_sorted(_joined([as_ids(table[name]) for name in ids]), last)
                 if bool((as_counts(table["count"]) < 0).any()):
                     raise ValueError("a count is negative")
                 as_tensor(table["encoding"], found.shape)
@@ -92,6 +100,42 @@ def verify_encodings(path: Path) -> Encodings:
         if sets != found.sets:
             raise ValueError(f"expected {found.sets} sets; got {sets}")
     return found
+
+
+def split_ids(table: pa.Table, fields: Sequence[tuple[str, pa.DataType]]) -> pa.Table:
+    """Return a table of encodings with the columns of the set ids in place of the ids.
+
+    Args:
+        table: The columns set, count and encoding.
+        fields: Names and types of the columns of an id; empty if an id is one value.
+    """
+    if not fields:
+        return table
+    names, types = zip(*fields, strict=True)
+    columns = unpack(combined(table["set"]), types)
+    metadata = dict(table.schema.metadata)
+    metadata[HEADER] = json.dumps(json.loads(metadata[HEADER]) | {IDS: names}).encode()
+    found = [*columns, *(table[name] for name in COLUMNS[1:])]
+    return pa.table(found, names=[*names, *COLUMNS[1:]]).replace_schema_metadata(metadata)
+
+
+def ids_in(table: pa.Table) -> pa.Array:
+    """Return the set ids of encodings as one column, the inverse of `split_ids`."""
+    names = _ids_of(header_of(table.schema, "encodings"))
+    return _joined([combined(table[name]) for name in names])
+
+
+def _ids_of(header: dict[str, Any]) -> list[str]:
+    """Return the columns of the set ids."""
+    ids = header.get(IDS, [COLUMNS[0]])
+    if not isinstance(ids, list) or not all(isinstance(name, str) for name in ids):
+        raise ValueError(f"expected the columns of the set ids; got {ids!r:.60}")
+    return ids
+
+
+def _joined(columns: list[pa.Array]) -> pa.Array:
+    """Return set ids as one column that can be compared."""
+    return columns[0] if len(columns) == 1 else pack(columns)
 
 
 def is_archive(path: Path) -> bool:
@@ -135,19 +179,42 @@ def _verify_arrays(path: Path) -> None:
     """Raise an error if an array of an archive is damaged or not what `NpzSink` writes."""
     with zipfile.ZipFile(path) as archive:
         result_in(archive)
-        if archive.namelist() != [f"{name}.npy" for name in COLUMNS]:
-            raise ValueError(f"expected the arrays {', '.join(COLUMNS)}")
-        lengths = {_header(archive, name)[0][0] for name in COLUMNS}
+        known = _names(archive)
+        lengths = {_header(archive, name)[0][0] for name in known}
         if len(lengths) != 1:
             raise ValueError("its arrays have different lengths")
         if (damaged := archive.testzip()) is not None:  # compares checksums
             raise ValueError(f"the checksum of {damaged} does not match its content")
     with np.load(path, allow_pickle=False) as arrays:
-        names, counts = arrays["set"], arrays["count"]
-    if names.ndim != 1 or not bool((names[:-1] < names[1:]).all()):
+        ids, counts = [arrays[name] for name in known[:-2]], arrays["count"]
+    if any(column.ndim != 1 for column in ids):
+        raise ValueError("the set ids are not plain values")
+    if len(ids) > 1:
+        check_sorted(pack([_packable(column) for column in ids]), None)
+    elif not bool((ids[0][:-1] < ids[0][1:]).all()):
         raise ValueError("the sets are not sorted, or one is listed twice")
     if counts.dtype != np.int64 or counts.ndim != 1 or bool((counts < 0).any()):
         raise ValueError("a count is negative or not int64")
+
+
+def _names(archive: zipfile.ZipFile) -> list[str]:
+    """Return the arrays of an archive: the columns of the set ids, counts and encodings.
+
+    Raises:
+        ValueError: There are others.
+    """
+    names = [name.removesuffix(".npy") for name in archive.namelist()]
+    if len(names) < len(COLUMNS) or (len(names) == len(COLUMNS) and names[0] != COLUMNS[0]):
+        raise ValueError(f"expected the arrays {', '.join(COLUMNS)}")
+    if names[-2:] != [*COLUMNS[1:]]:
+        raise ValueError(f"expected the arrays {', '.join(COLUMNS)}")
+    return names
+
+
+def _packable(column: np.ndarray) -> pa.Array:
+    """Return an array of an archive with a type that `pack` takes."""
+    array = pa.array(column)
+    return array.cast(pa.large_string()) if column.dtype.kind == "U" else array
 
 
 def _header(archive: zipfile.ZipFile, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:

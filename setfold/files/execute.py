@@ -7,10 +7,12 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pyarrow as pa
 import torch
 
 from setfold.core.persist import digest_of
 from setfold.errors import InputError
+from setfold.files.columns import stored_type
 from setfold.files.journal import Journal
 from setfold.files.outputs import check_target
 from setfold.files.plan import Plan
@@ -85,6 +87,37 @@ def execute(
         return run.run()
 
 
+def check_outputs(
+    request: dict[str, Any],
+    outputs: Sequence[str | Path],
+    prepare: Prepare,
+    options: ReadOptions,
+) -> Summary | None:
+    """Return the summary of a request that is complete; None if there is something to do.
+
+    Raises:
+        InputError: `execute` could not write the outputs, so that the work before would be lost.
+    """
+    paths, resume = [Path(path).resolve() for path in outputs], options["resume"]
+    _check_targets(paths)
+    restart, save_every = options["restart"], options["save_every"]
+    with open_work_folder(
+        paths, request, resume=resume, restart=restart, save_every=save_every
+    ) as work:
+        if work.journal is not None:
+            return None
+        finished = [path for path in paths if resume and read_result(path)]
+        job = _with_results(prepare(finished), request["command"], False)
+        if resume and _is_complete(job):
+            return summarize_complete(job.plan, job.outputs)
+        _check_contents(job)
+        _check_inputs_are_kept(job.plan, paths, False)
+        for output in job.outputs:
+            digest, overwrite = output.digest if resume else None, options["overwrite"]
+            check_replaceable(output.path, digest, replaces=None, overwrite=overwrite)
+        return None
+
+
 def _check_targets(paths: Sequence[Path]) -> None:
     """Raise InputError if the outputs cannot be written."""
     if len({*paths}) < len(paths):
@@ -100,7 +133,9 @@ def _check_contents(job: Job) -> None:
     """Raise InputError if the encodings cannot be computed, or an output cannot store the ids."""
     encoder = job.plan.task.encoder
     for output in job.outputs:
-        if not output.sink.can_store(job.plan.set_type):
+        kind = stored_type(job.plan.set_type) if output.holds_states else job.plan.set_type
+        kinds = [field.type for field in kind] if pa.types.is_struct(kind) else [kind]
+        if not all(map(output.sink.can_store, kinds)):
             raise InputError(
                 f"the set ids are {job.plan.set_type}, which {output.path} cannot store. Write a "
                 ".parquet or .arrow file instead."

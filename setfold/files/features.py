@@ -88,6 +88,29 @@ def parse_features(given: str | Sequence[str] | None) -> Selection:
     return Selection(None, tuple(names)) if excluded else Selection(tuple(features))
 
 
+def parse_names(given: str | Sequence[str]) -> tuple[str, ...]:
+    """Parse names of columns: comma-separated, with quotes as in features, or a list of names.
+
+    Raises:
+        InputError: There is no name, or one is listed twice.
+
+    >>> parse_names("run, `a,b`"), parse_names(["run", "a,b"])
+    (('run', 'a,b'), ('run', 'a,b'))
+    """
+    names = list(given)
+    if isinstance(given, str):
+        is_list = re.fullmatch(f"{PART}(?:,{PART})*", given)
+        parts = [part.strip() for part in re.findall(PART, given)] if is_list else []
+        found = [re.fullmatch(NAME, part) for part in parts]
+        names = ["" if each is None else _unquoted(each) for each in found]
+    if not names or not all(names) or len(set(names)) < len(names):
+        raise InputError(
+            f"expected the columns of the set id, each once and separated by commas; got {given!r}. "
+            "Put names with a comma or a backquote between backquotes."
+        )
+    return tuple(names)
+
+
 def format_features(features: Sequence[Feature]) -> str:
     """Format features as on the command line. Parsing the text gives the same features.
 
@@ -135,11 +158,13 @@ def _parse(part: str) -> Feature:
 
 
 def _name_of(found: re.Match[str]) -> str:
-    if found["plain"] is None:
-        return found["quoted"].replace("``", "`")
-    if not PLAIN.fullmatch(found["plain"]):
+    if found["plain"] is not None and not PLAIN.fullmatch(found["plain"]):
         raise _error(found.string)
-    return found["plain"]
+    return _unquoted(found)
+
+
+def _unquoted(found: re.Match[str]) -> str:
+    return found["plain"] or found["quoted"].replace("``", "`")
 
 
 def _shortest(number: float) -> str:

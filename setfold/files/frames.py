@@ -15,11 +15,19 @@ from torch import nn
 from setfold.core.encoder import StreamingSetEncoder
 from setfold.errors import InputError
 from setfold.files.arguments import checked
+from setfold.files.columns import ColumnSpec, stored_type
 from setfold.files.engines.frames import frame_task
+from setfold.files.ids import unpack
 from setfold.files.kinds import Frame, open_frame
 from setfold.files.partials import check_finite
-from setfold.files.request import cast_encoder, make_columns, prepare_encoder, read_by
-from setfold.files.tables.arrow import header_of, shape_of
+from setfold.files.request import (
+    cast_encoder,
+    check_result_names,
+    make_columns,
+    prepare_encoder,
+    read_by,
+)
+from setfold.files.tables.arrow import combined, header_of, shape_of
 from setfold.files.tables.overflow import find_finite, find_marks
 from setfold.files.tables.store import Store
 from setfold.files.tables.table import StateTable, read_out
@@ -33,7 +41,7 @@ def encode_frame(
     model: nn.Module,
     frame: object,
     *,
-    set: str | None = None,
+    set: str | Sequence[str] | None = None,
     features: str | Sequence[str] | None = None,
     explode: bool = False,
     dtype: str | None = None,
@@ -49,7 +57,7 @@ def encode_frame(
         frame: A pandas or polars DataFrame, a DuckDB relation, an Arrow table, record batch or
             reader, or another object with the Arrow PyCapsule interface (`__arrow_c_stream__`).
             The index of a pandas DataFrame is ignored.
-        set: The column that holds the set id of each row.
+        set: The column that holds the set id of each row, or several: "run,event" or a list.
         features: The columns to encode, as for `encode_sets`. Defaults to all numeric columns
             except the set column.
         explode: Whether each row holds many elements, stored as lists. If `set` is None, each row
@@ -79,7 +87,9 @@ def encode_frame(
             "explode=True if each row is a set."
         )
     encoder = read_by(cast_encoder(prepare_encoder(model), dtype), head)
-    task = frame_task(encoder, make_columns(set, features, explode, None))
+    columns = make_columns(set, features, explode, None)
+    check_result_names(columns.set_names)
+    task = frame_task(encoder, columns)
     opened = open_frame(frame, task.batch_rows, "encode_frame: frame")
     with torch.no_grad(), tempfile.TemporaryDirectory(prefix="setfold-") as folder:
         store = Store(encoder, Path(folder), STORE_BYTES)
@@ -88,10 +98,10 @@ def encode_frame(
                 store.add(table)
         parts = [_read_out(encoder, table) for table in store.drain()]
     if not parts:
-        kind = task.columns.set_type(opened.schema, {})
+        kind = pa.int64() if set is None else stored_type(task.columns.set_type(opened.schema, {}))
         empty = StateTable.of_state(pa.array([], kind), encoder.initial_state(0).to("cpu"))
         parts = [_read_out(encoder, empty)]
-    return _in_kind(opened, pa.concat_tables(parts), set)
+    return _in_kind(opened, pa.concat_tables(parts), task.columns)
 
 
 def _read_out(encoder: StreamingSetEncoder, table: StateTable) -> pa.Table:
@@ -106,14 +116,13 @@ def _read_out(encoder: StreamingSetEncoder, table: StateTable) -> pa.Table:
     return found
 
 
-def _in_kind(frame: Frame, found: pa.Table, set: str | None) -> Any:
+def _in_kind(frame: Frame, found: pa.Table, columns: ColumnSpec) -> Any:
     """Return encodings as an object of the frame's library, sorted by set id."""
     shape = shape_of(header_of(found.schema, "encodings"))
-    names = [ROW if set is None else set]
-    for name in names:
-        if name in ("count", "encoding"):
-            raise InputError(f"the set column cannot be named {name!r}. Rename it.")
-    order = pc.sort_indices(found["set"])
-    columns = [found[name].take(order) for name in ("set", "count", "encoding")]
-    result = pa.table(columns, names=[*names, "count", "encoding"])
-    return frame.convert(result, [] if set is None else names, shape)
+    found = found.take(pc.sort_indices(found["set"]))
+    names, ids = columns.set_names or (ROW,), [found["set"]]
+    if len(names) > 1:
+        types = [columns.column_type(name, frame.schema) for name in names]
+        ids = unpack(combined(found["set"]), types)
+    result = pa.table([*ids, found["count"], found["encoding"]], [*names, "count", "encoding"])
+    return frame.convert(result, columns.set_names, shape)

@@ -30,7 +30,7 @@ class Input(NamedTuple):
 
 
 def find_inputs(
-    names: Sequence[str | Path], root: str | Path | None = None, key: str | None = None
+    names: Sequence[str | Path], root: str | Path | None = None, keys: Sequence[str] = ()
 ) -> list[Input]:
     """Return the files that names refer to, in the order of the names.
 
@@ -42,8 +42,8 @@ def find_inputs(
             files with a known suffix are used, except those whose name begins with "." or "_". A
             name that exists literally is not treated as a pattern.
         root: The folder to which the names of files are relative. If None, they are absolute.
-        key: The column, or the key of a key=value folder, that holds the set id. If None, each file
-            is a set.
+        keys: The columns, or the keys of key=value folders, that hold the set id. If empty, each
+            file is a set.
 
     Raises:
         InputError: A name refers to no file, a file is outside of the root, or a file is found in
@@ -55,13 +55,14 @@ def find_inputs(
             own = Input(
                 path,
                 _parse_partition(absolute(path)),
-                name_of(path, root) if key is None else "",
+                "" if keys else name_of(path, root),
             )
             first = found.setdefault(os.path.realpath(path), own)
-            if key is not None and first.partition.get(key) != own.partition.get(key):
+            differ = [key for key in keys if first.partition.get(key) != own.partition.get(key)]
+            if differ:
                 raise InputError(
                     f"{first.path} and {path} are the same file, but their folders assign it to "
-                    f"different sets ({key}). Remove one of them, or copy the file."
+                    f"different sets ({differ[0]}). Remove one of them, or copy the file."
                 )
     return list(found.values())
 

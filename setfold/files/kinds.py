@@ -47,6 +47,9 @@ class Frame(ABC):
     def batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield some columns of all rows, in order. The batches of a reader can be read once."""
 
+    def check(self, names: Sequence[str]) -> None:  # noqa: B027 - most frames have columns only
+        """Raise InputError if some columns are in a part of the frame that is not read."""
+
     def convert(self, result: pa.Table, names: Sequence[str], shape: tuple[int, ...]) -> Any:
         """Return a table as an object of the same library.
 
@@ -126,6 +129,13 @@ class PandasFrame(Frame):
             [(name, self._type(place)) for place, name in enumerate(names)],
         )
         self._places = {name: place for place, name in enumerate(names)}
+
+    def check(self, names: Sequence[str]) -> None:
+        for name in names:
+            if name not in self._places and name in self.frame.index.names:
+                raise InputError(
+                    f"{name!r} is in the index, which is ignored. Call frame.reset_index() first."
+                )
 
     def _type(self, place: int) -> pa.DataType:
         column = self.frame.iloc[:, place]

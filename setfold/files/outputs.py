@@ -9,7 +9,7 @@ import hashlib
 import math
 import zipfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -24,6 +24,7 @@ from numpy.lib import format as npy
 
 from setfold.core.persist import DIGEST_BYTES
 from setfold.errors import InputError
+from setfold.files.ids import unpack
 from setfold.files.sealed import SealedFile, SealedWriter
 from setfold.files.tables.arrow import RESULT, as_tensor, header_of, shape_of
 from setfold.files.tables.stream import open_arrow
@@ -47,12 +48,13 @@ class Sink(ABC):
         self.file = SealedWriter(path)
         self.writer: Any = None
         self.rows = 0
+        self.names: list[str] = []
 
     def write(self, table: pa.Table) -> None:
         """Write a table. The first one determines the columns."""
         schema = table.schema.with_metadata({**(table.schema.metadata or {}), **self.metadata})
         if self.writer is None:
-            self.writer = self._open_writer(schema)
+            self.writer, self.names = self._open_writer(schema), schema.names
         self.writer.write_table(table.replace_schema_metadata(schema.metadata))
         self.rows += len(table)
 
@@ -62,8 +64,13 @@ class Sink(ABC):
         return True
 
     @classmethod  # noqa: B027 - most formats store all
-    def check_ids(cls, sets: pa.Array) -> None:
-        """Raise InputError if some set ids of a type that can be stored cannot be stored."""
+    def check_ids(cls, sets: pa.Array, types: Sequence[pa.DataType] = ()) -> None:
+        """Raise InputError if some set ids of a type that can be stored cannot be stored.
+
+        Args:
+            sets: The ids.
+            types: The types of their columns, if they have several.
+        """
 
     @abstractmethod
     def _open_writer(self, schema: pa.Schema) -> Any:
@@ -107,7 +114,10 @@ class ArrowSink(Sink):
 
 
 class NpzSink(ArrowSink):
-    """NumPy archive with three arrays: set (B,), count (B,) and encoding (B, ...)."""
+    """NumPy archive with three arrays: set (B,), count (B,) and encoding (B, ...).
+
+    If the set id has several columns, each is an array (B,) with its name.
+    """
 
     suffixes: ClassVar[tuple[str, ...]] = (".npz",)
 
@@ -118,7 +128,11 @@ class NpzSink(ArrowSink):
         return bool(pa.array([], kind).to_numpy(zero_copy_only=False).dtype != object)
 
     @classmethod
-    def check_ids(cls, sets: pa.Array) -> None:
+    def check_ids(cls, sets: pa.Array, types: Sequence[pa.DataType] = ()) -> None:
+        if types:
+            for column in unpack(sets.unique(), types):
+                cls.check_ids(column)
+            return
         if not (pa.types.is_large_string(sets.type) or pa.types.is_large_binary(sets.type)):
             return
         if pc.any(pc.ends_with(sets, "\0")).as_py():
@@ -140,7 +154,7 @@ class NpzSink(ArrowSink):
         arrow = self.path.with_name(self.path.name + ".table")
         self.path.rename(arrow)
         with zipfile.ZipFile(self.path, "w") as archive:
-            for name in ("set", "count", "encoding"):
+            for name in self.names:
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
                     _write_array(file, partial(_blocks, arrow, name))
             archive.comment = RESULT + b"=" + self.metadata[RESULT]

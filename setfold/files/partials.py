@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -64,7 +65,8 @@ def partial_states(
     >>> read_partials(encoder, merge_partials(halves))["count"].to_pylist()
     [2, 1]
     """
-    task = frame_task(encoder, ColumnSpec.parse(features, set))
+    columns = replace(ColumnSpec.parse(features, None), set=set)
+    task = frame_task(encoder, columns)
     frame = open_frame(rows, task.batch_rows, "partial_states: rows")
     found: list[StateTable] = []
     for step in task.frame_steps(frame):

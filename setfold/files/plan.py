@@ -109,7 +109,7 @@ def make_plan(
     for path in states:
         scan.add_states(path)
     left_out = []
-    for found in find_inputs(names, columns.root, columns.set) if names else ():
+    for found in find_inputs(names, columns.root, columns.set_names) if names else ():
         if found.path.resolve() in without:
             left_out.append(found.path)
         else:
@@ -182,7 +182,7 @@ class _InputScan:
         try:
             stamp = Stamp.of(found.path)
             numbers = self.columns.numbers(self.parser)
-            with open_reader(found.path, self.columns.set, numbers) as reader:
+            with open_reader(found.path, self.columns.set_names, numbers) as reader:
                 shards = list(self._split(found, stamp, reader))
         except SetfoldError as error:
             if not self.skip:
@@ -236,9 +236,7 @@ class _InputScan:
         return self.width == len(POSITION) < len(chosen) and set(POSITION) <= {*chosen}
 
     def _set_type(self, reader: Reader, partition: dict[str, str]) -> pa.DataType:
-        if self.columns.set is None:
-            return pa.large_string()
-        return self.columns.set_type(reader.schema, partition)
+        return self.columns.set_type(reader.schema, partition) or pa.large_string()
 
     def _sample(self, reader: Reader, names: list[str], found: Input) -> None:
         """Read the first rows of the first file that has any, for what the schema does not say."""
@@ -281,6 +279,9 @@ class _InputScan:
     def _check_set_type(self, set_type: pa.DataType, path: Path) -> None:
         if self.set_type is None:
             self.set_type = set_type
+            if pa.types.is_struct(set_type) and self.columns.set is not None:
+                types = tuple(str(field.type) for field in set_type)
+                self.columns = replace(self.columns, types=types)
         elif self.set_type != set_type:
             raise InputError(
                 f"the set ids of {path} are {set_type}, those of earlier inputs are "

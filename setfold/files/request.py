@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Sequence
-from copy import deepcopy
+from copy import copy, deepcopy
 from functools import partial
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar, cast
 
 import torch
 from torch import nn
 
 from setfold.core.composition import Composition
-from setfold.core.encoder import StreamingSetEncoder
+from setfold.core.encoder import SetEncoder, StreamingSetEncoder
 from setfold.core.models import DTYPES
-from setfold.errors import CancelledAttentionWarning, InputError
+from setfold.core.passes import MultiPassSetEncoder
+from setfold.core.weights import first_tensor
+from setfold.errors import CancelledAttentionWarning, FileError, InputError
 from setfold.files.budget import parse_size
 from setfold.files.columns import ColumnSpec
 from setfold.files.engines import local
@@ -27,6 +29,7 @@ from setfold.files.plan import Plan, make_plan
 from setfold.files.run import Engine, Progress
 from setfold.preprocessing.targets import Classes, target_of
 
+Encoder = TypeVar("Encoder", bound=SetEncoder)
 InputNames = str | Path | Sequence[str | Path]
 ProgressCallback = Callable[[Progress], None]
 
@@ -95,7 +98,10 @@ def with_defaults(options: RunOptions | ReadOptions, allowed: type[RunOptions]) 
 
 
 def make_columns(
-    set: str | None, features: str | Sequence[str] | None, explode: bool, root: str | Path | None
+    set: str | Sequence[str] | None,
+    features: str | Sequence[str] | None,
+    explode: bool,
+    root: str | Path | None,
 ) -> ColumnSpec:
     """Return which columns to read, and how sets are named.
 
@@ -107,7 +113,17 @@ def make_columns(
             f"a root is for set ids that are paths, but the column {set!r} holds the set ids. Omit "
             "--root or --set."
         )
-    return ColumnSpec.parse(features, set, explode, None if root is None else absolute(root))
+    found = ColumnSpec.parse(features, set, explode, None if root is None else absolute(root))
+    if len(found.set_names) > 1:
+        check_result_names(found.set_names)
+    return found
+
+
+def check_result_names(names: Sequence[str]) -> None:
+    """Raise InputError if a column of the set id has the name of another column of the result."""
+    for name in names:
+        if name in ("count", "encoding"):
+            raise InputError(f"the set column cannot be named {name!r}. Rename it.")
 
 
 def build_plan(
@@ -139,8 +155,8 @@ def prepare_encoder(model: nn.Module) -> StreamingSetEncoder:
     passes = getattr(model, "passes", None)
     if passes is not None:
         raise InputError(
-            f"{type(model).__name__} needs {passes} passes over a set, but files are read once. "
-            "Call setfold.fold for each set, or use an encoder that folds in one pass."
+            f"{type(model).__name__} needs {passes} passes over a set, which is possible only for "
+            "encode. Call setfold.fold for each set, or use an encoder that folds in one pass."
         )
     found = (
         f"expected a streaming set encoder; got {type(model).__name__}, which cannot be folded. "
@@ -150,7 +166,7 @@ def prepare_encoder(model: nn.Module) -> StreamingSetEncoder:
     )
 
 
-def read_by(encoder: StreamingSetEncoder, head: bool) -> StreamingSetEncoder:
+def read_by(encoder: Encoder, head: bool) -> Encoder:
     """Return what reads states out: the encoder without its head, or with it.
 
     With the head, a model that was trained to classify returns probabilities instead of logits.
@@ -160,18 +176,23 @@ def read_by(encoder: StreamingSetEncoder, head: bool) -> StreamingSetEncoder:
         encoder: The encoder.
         head: Whether to apply its head.
     """
-    if not isinstance(encoder, Composition) or encoder.head is None:
+    if not isinstance(encoder, Composition | MultiPassSetEncoder) or encoder.head is None:
         return encoder
     last: nn.Module | None = None
     if head:
         is_classifier = isinstance(target_of(encoder.head), Classes)
         last = nn.Sequential(encoder.head, nn.Softmax(-1)) if is_classifier else encoder.head
+    if isinstance(encoder, MultiPassSetEncoder):
+        several = copy(encoder)
+        several._modules = dict(encoder._modules)  # torch's own copy would share it
+        several.head = last
+        return several.eval()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CancelledAttentionWarning)
-        return Composition(encoder.encoder, encoder.features, last).eval()
+        return cast("Encoder", Composition(encoder.encoder, encoder.features, last).eval())
 
 
-def cast_encoder(encoder: StreamingSetEncoder, dtype: str | None) -> StreamingSetEncoder:
+def cast_encoder(encoder: Encoder, dtype: str | None) -> Encoder:
     """Return a copy of an encoder that computes in another dtype, or the encoder itself.
 
     Args:
@@ -186,13 +207,14 @@ def cast_encoder(encoder: StreamingSetEncoder, dtype: str | None) -> StreamingSe
         return deepcopy(encoder).to(DTYPES[dtype])
     except TypeError as error:  # as on MPS, which has no float64
         raise InputError(
-            f"{encoder.device} does not support {dtype}. Use another device."
+            f"the device of the model does not support {dtype}. Use another device."
         ) from error
 
 
-def dtype_of(encoder: StreamingSetEncoder) -> str:
+def dtype_of(encoder: SetEncoder) -> str:
     """Return the dtype in which an encoder computes, such as "float32"."""
-    weight = encoder.first_weight
+    is_streaming = isinstance(encoder, StreamingSetEncoder)
+    weight = encoder.first_weight if is_streaming else first_tensor((encoder,))
     return str(torch.float32 if weight is None else weight.dtype).removeprefix("torch.")
 
 
@@ -245,3 +267,23 @@ def check_states_path(path: str | Path) -> Path:
 def resolve_stamps(inputs: dict[str, Stamp]) -> dict[str, list[int]]:
     """Return the stamps of files by absolute path, as they are saved in a state file."""
     return {str(Path(name).resolve()): list(stamp) for name, stamp in inputs.items()}
+
+
+def check_unchanged(
+    before: dict[str, list[int]], now: dict[str, list[int]]
+) -> dict[str, list[int]]:
+    """Return the stamps of the inputs of a pass.
+
+    Args:
+        before: The stamps in an earlier pass; empty in the first one.
+        now: The stamps now.
+
+    Raises:
+        FileError: They differ.
+    """
+    if before and before != now:
+        raise FileError(
+            "the inputs have changed between two passes. Make sure that nothing writes to them, then "
+            "start over with --restart."
+        )
+    return now

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from setfold.errors import InputError
 from setfold.files.columns import ColumnSpec, is_list
 from setfold.files.features import Feature
+from setfold.files.ids import TEXT, pack
 from setfold.files.readers import BadRow
 from setfold.preprocessing.columns import Columns
 
@@ -91,11 +92,13 @@ def rows_of(
     ([7, 8], [[1.0, 4.0], [3.0, 6.0]], (BadRow(row=1, reason="column 'x' is null"),))
     """
     features = columns.chosen(batch.schema)
-    sets = None
-    if columns.set is not None and columns.set in batch.schema.names:
-        sets = _decoded(batch.column(columns.set)).cast(columns.set_type(batch.schema, partition))
+    ids = {
+        name: _decoded(batch.column(name)).cast(columns.column_type(name, batch.schema))
+        for name in columns.set_names
+        if name in batch.schema.names
+    }
     arrays = [_decoded(batch.column(feature.name)) for feature in features]
-    draft = _Draft([feature.name for feature in features], arrays, columns.set or "", sets)
+    draft = _Draft([feature.name for feature in features], arrays, ids)
     if parser is not None:
         draft.optional = {column.name for column in parser.all if column.takes_missing}
     draft.drop_nulls()
@@ -115,20 +118,32 @@ def rows_of(
                 f"{width}. Select other columns with --features."
             )
         elements = np.empty((0, width), dtype)
-    if draft.sets is None and columns.set is not None:
-        value = pa.scalar(partition[columns.set]).cast(columns.set_type(batch.schema, partition))
-        draft.sets = pa.repeat(value, len(elements))
+    sets = _set_ids(columns, draft.ids, partition, len(elements))
     bad = tuple(BadRow(first + row, reason) for row, reason in sorted(draft.reasons.items()))
-    names = draft.columns_of(elements.shape[1])
-    rows = Rows(draft.sets, elements, bad, batch.num_rows, first, draft.kept, names=names)
+    if parser is None:
+        names = draft.columns_of(elements.shape[1])
+    else:
+        names = tuple(column.name for column in parser.all for _ in range(column.width))
+    rows = Rows(sets, elements, bad, batch.num_rows, first, draft.kept, names=names)
     if not columns.explode:
         return rows
-    empty = draft.empty
     if columns.set is None:
-        return replace(rows, sets=pa.array(rows.numbers), empty=pa.array(first + empty))
-    if sets is None:
-        return replace(rows, empty=pa.repeat(value, len(empty)))
-    return replace(rows, empty=sets.take(pa.array(empty)))
+        return replace(rows, sets=pa.array(rows.numbers), empty=pa.array(first + draft.empty))
+    without = {name: array.take(pa.array(draft.empty)) for name, array in ids.items()}
+    return replace(rows, empty=_set_ids(columns, without, partition, len(draft.empty)))
+
+
+def _set_ids(
+    columns: ColumnSpec, ids: Mapping[str, pa.Array], partition: Mapping[str, str], count: int
+) -> pa.Array | None:
+    """Return the set ids of elements, from columns and from the path; None without a set column."""
+    if columns.set is None:
+        return None
+    arrays = [
+        ids[name] if name in ids else pa.repeat(pa.scalar(partition[name], TEXT), count)
+        for name in columns.set_names
+    ]
+    return arrays[0] if isinstance(columns.set, str) else pack(arrays)
 
 
 def _decoded(array: pa.Array) -> pa.Array:
@@ -147,8 +162,7 @@ class _Draft:
 
     names: list[str]
     arrays: list[pa.Array]
-    set_name: str
-    sets: pa.Array | None
+    ids: dict[str, pa.Array]  # the set id of each element, by column
     kept: np.ndarray | None = None  # the row of each element in the batch; None for 0, 1, 2, ...
     reasons: dict[int, str] = field(default_factory=dict)
     empty: np.ndarray = field(
@@ -158,10 +172,7 @@ class _Draft:
 
     def drop_nulls(self) -> None:
         """Drop rows with a null in the set id, in a feature, or in the list of a feature."""
-        named = list(zip(self.names, self.arrays, strict=True))
-        if self.sets is not None:
-            named.insert(0, (self.set_name, self.sets))
-        for name, array in named:
+        for name, array in [*self.ids.items(), *zip(self.names, self.arrays, strict=True)]:
             if array.null_count and name not in self.optional:
                 self._reject(np.flatnonzero(array.is_null()), f"column {name!r} is null")
             if is_list(array.type) and (values := array.flatten()).null_count:
@@ -182,7 +193,7 @@ class _Draft:
         self.empty = rows[_lengths(self.arrays[listed[0]]) == 0]
         owners = _owners(self.arrays[listed[0]])
         self.arrays = [a.flatten() if is_list(a.type) else a.take(owners) for a in self.arrays]
-        self.sets = self.sets if self.sets is None else self.sets.take(owners)
+        self.ids = {name: array.take(owners) for name, array in self.ids.items()}
         self.kept = owners if self.kept is None else self.kept[owners]
 
     def drop_other_widths(self, width: int | None) -> None:
@@ -230,7 +241,7 @@ class _Draft:
         good = ~np.isin(rows, list(self.reasons))
         if not good.all():
             self.arrays = [array.filter(good) for array in self.arrays]
-            self.sets = self.sets if self.sets is None else self.sets.filter(good)
+            self.ids = {name: array.filter(good) for name, array in self.ids.items()}
             self.kept = rows[good]
 
 

@@ -16,6 +16,8 @@ from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.persist import replace_durably, sync
 from setfold.errors import FileError, InputError, NonFiniteError, SetfoldError
 from setfold.files.budget import current_memory, peak_memory
+from setfold.files.columns import stored_type
+from setfold.files.encodings import split_ids
 from setfold.files.engines.task import Shard, Skipped, Step, Task
 from setfold.files.journal import START_OVER, WorkFolder
 from setfold.files.outputs import Sink
@@ -151,6 +153,11 @@ class Run:
         self._write(self._tables())
         return publish(self.work)
 
+    @property
+    def _id_types(self) -> list[pa.DataType]:
+        """The types of the columns of a set id, if it has several."""
+        return [kind for _, kind in self.plan.task.columns.id_fields]
+
     # ---- read ----------------------------------------------------------------------------------
 
     def _read(self) -> None:
@@ -162,7 +169,8 @@ class Run:
         for step in self.engine(self.plan.task, shards, journal.shard, journal.rows):
             for table in step.tables:
                 for output in self.outputs:
-                    output.sink.check_ids(table.sets)
+                    types = () if output.holds_states else self._id_types
+                    output.sink.check_ids(table.sets, types)
                 self.store.add(table)
             self.work.log_skipped(step.skipped)
             shard = shards[step.shard]
@@ -239,6 +247,7 @@ class Run:
             name: o.sink(folder / name, {**o.metadata, RESULT: o.digest.encode()})
             for name, o in names.items()
         }
+        fields = self.plan.task.columns.id_fields
         sets = dict.fromkeys(names, 0)
         elements = dict.fromkeys(names, 0)
         self.phase_started = time.monotonic()
@@ -246,7 +255,7 @@ class Run:
             table = self._without_overflows(table)
             for name, output in names.items():
                 for part in table.parts() if output.holds_states else self._read_out(table):
-                    sinks[name].write(part)
+                    sinks[name].write(part if output.holds_states else split_ids(part, fields))
                     sets[name] += len(part)
                     elements[name] += int(np.sum(part["count"].to_numpy()))
             self._report_progress("writing", max(sets.values()), 0)
@@ -304,12 +313,13 @@ class Run:
         kind: type[SetfoldError] = NonFiniteError,
     ) -> None:
         """List sets that are not written, or raise an error that names the first one."""
+        show = self.plan.task.columns.show_id
         if not self.plan.task.skip:
             raise kind(
-                f"the set {sets[0]} cannot be written: {reason}. {advice}, or leave out such sets "
+                f"the set {show(sets[0])} cannot be written: {reason}. {advice}, or leave out such sets "
                 "with --on-error skip --restart."
             )
-        self.work.log_skipped([Skipped(None, None, reason, str(name)) for name in sets])
+        self.work.log_skipped([Skipped(None, None, reason, show(name)) for name in sets])
         self.journal.skipped += len(sets)
 
     def _report_progress(self, phase: str, done: float, total: float) -> None:
@@ -368,5 +378,7 @@ def _ensure_one(
 ) -> Iterator[StateTable]:
     """Yield the tables, or one empty table, so that an empty output still has its columns."""
     first: Any = next(tables, None)
-    yield first or StateTable.of_state(pa.array([], set_type), encoder.initial_state(0))
+    yield first or StateTable.of_state(
+        pa.array([], stored_type(set_type)), encoder.initial_state(0)
+    )
     yield from tables

@@ -27,6 +27,7 @@ from setfold.core.state import MAX_COUNT
 from setfold.errors import DescriptionError, FileError
 from setfold.files.columns import ColumnSpec
 from setfold.files.features import Feature
+from setfold.files.ids import TYPES
 from setfold.files.sealed import ARROW, SealedFile
 from setfold.files.tables.arrow import (
     FRAME,
@@ -110,7 +111,7 @@ def read_provenance(path: Path) -> tuple[pa.DataType, int, Provenance]:
         if dtype not in (None, *DTYPES):
             raise ValueError(f"expected the dtype of the model; got {dtype!r:.60}")
         provenance = Provenance(metadata.get(MODEL), inputs, columns, dtype)
-        return stream.schema.field("set").type, sets, provenance
+        return _set_type(stream.schema, columns), sets, provenance
 
 
 def holds_states(path: Path) -> bool:
@@ -123,6 +124,16 @@ def holds_states(path: Path) -> bool:
         if file.format != ARROW:
             return False
         return header_of(open_arrow(file).schema, where=path)["kind"] == "states"
+
+
+def _set_type(schema: pa.Schema, columns: ColumnSpec | None) -> pa.DataType:
+    """Return the type of set ids: a struct if they have several columns."""
+    stored = schema.field("set").type
+    if columns is None or not columns.id_fields:
+        return stored
+    if stored != pa.large_binary():
+        raise ValueError(f"set ids of several columns must be bytes; got {stored}")
+    return pa.struct(columns.id_fields)
 
 
 @contextmanager
@@ -155,11 +166,18 @@ def _columns_from(value: Any) -> ColumnSpec | None:
     if value["features"] is not None:
         features = tuple(Feature(name, *map(float, rest)) for name, *rest in value["features"])
     column, explode, root = value["set"], value["explode"], value["root"]
+    types = tuple(value.get("types", ()))
     named = all(isinstance(f.name, str) and all(map(math.isfinite, f[1:])) for f in features or ())
-    texts = isinstance(column, str | None) and isinstance(root, str | None)
+    if isinstance(column, list):
+        column = tuple(column)
+        named &= len(column) > 1 and all(isinstance(name, str) for name in column)
+        named &= len(types) in (0, len(column)) and all(kind in TYPES for kind in types)
+    elif types:
+        raise ValueError("expected no types of set columns")
+    texts = isinstance(column, str | tuple | None) and isinstance(root, str | None)
     if not (named and texts and isinstance(explode, bool)):
         raise ValueError(f"expected the columns that were read; got {value!r:.60}")
-    return ColumnSpec(features, column, explode, root)
+    return ColumnSpec(features, column, explode, root, types=types)
 
 
 def model_to_bytes(model: nn.Module) -> bytes | None:

@@ -49,7 +49,7 @@ def read_labels(
     Raises:
         InputError: A column is missing, a set has two labels, or a name is ambiguous.
     """
-    with open_reader(Path(path), set) as reader:
+    with open_reader(Path(path), () if set is None else (set,)) as reader:
         names = reader.schema.names
         key = set if set is not None else _text_column(reader.schema, target, path)
         for name in (key, target, *([group] if group else [])):

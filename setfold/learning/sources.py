@@ -56,10 +56,11 @@ class Source:
         if explode and set is None:
             raise InputError("with --explode, name the column of set ids with --set.")
         self.set, self.explode, self.skip = set, explode, skip
-        self.inputs = find_inputs(names, None, set)
+        self.keys = () if set is None else (set,)
+        self.inputs = find_inputs(names, None, self.keys)
         self.skipped = 0
         first = self.inputs[0]
-        with open_reader(first.path, set) as reader:
+        with open_reader(first.path, self.keys) as reader:
             self.schema = reader.schema
         self._check_set_column(first)
 
@@ -133,7 +134,7 @@ class Source:
         self.skipped = 0
         for found in self.inputs:
             first = 0
-            with open_reader(found.path, self.set, numbers) as reader:
+            with open_reader(found.path, self.keys, numbers) as reader:
                 names = spec.needed(reader.schema, found.partition, found.path, columns)
                 for batch in reader.read(names, rows=BATCH_ROWS):
                     unread = reader.take_bad_rows()
@@ -169,7 +170,7 @@ class Source:
     def _batches(
         self, found: Input, columns: Sequence[str], numbers: Sequence[str]
     ) -> Iterator[pa.RecordBatch]:
-        with open_reader(found.path, self.set, numbers) as reader:
+        with open_reader(found.path, self.keys, numbers) as reader:
             missing = [name for name in columns if name not in reader.schema.names]
             if missing:
                 raise InputError(

@@ -61,7 +61,7 @@ def test_an_argument_of_the_wrong_type_is_named(tmp_path, monkeypatch, name, arg
     [
         ("encode_sets", {"inputs": None}, "inputs must be str or Path or a list of str or Path"),
         ("encode_sets", {"out": None}, "out must be str or Path; got NoneType"),
-        ("encode_sets", {"set": 5}, "set must be str or None; got int"),
+        ("encode_sets", {"set": 5}, "set must be str or a list of str or None; got int"),
         ("encode_sets", {"features": [5]}, "features must be .*; got list of int"),
         ("encode_sets", {"memory": 2.5}, "memory must be str or int; got float"),
         ("encode_sets", {"memory": True}, "memory must be str or int; got bool"),

@@ -117,15 +117,12 @@ def test_files_may_have_their_columns_in_another_order(tmp_path):
 def test_rows_without_elements_are_sets(tmp_path):
     lists = {f"f{i}": pa.array([[], [0.5], []], pa.list_(pa.float32())) for i in range(3)}
     pq.write_table(pa.table({"event": [5, 6, 7], **lists}), tmp_path / "in.parquet")
-    for name, names in (
-        ("event", [5, 6, 7]),
-        (None, [f"{tmp_path}/in.parquet:{i}" for i in range(3)]),
-    ):
+    for name, column, names in (("event", "set", [5, 6, 7]), (None, "row", [0, 1, 2])):
         options = {"explode": True, "set": name, "features": "f0,f1,f2"}
         out = tmp_path / f"{name}.parquet"
         encode(encoder(), tmp_path / "in.parquet", out, **options)
         found = pq.read_table(out)
-        assert found["set"].to_pylist() == names
+        assert found[column].to_pylist() == names
         assert found["count"].to_pylist() == [0, 1, 0]
         assert [any(encoding) for encoding in found["encoding"].to_pylist()] == [False, True, False]
 
@@ -142,8 +139,9 @@ def test_rows_that_are_whole_sets(tmp_path):
     assert_encodes(tmp_path / "out.parquet", model, table)
     options = {"explode": True, "set": None, "features": "f0,f1,f2"}
     encode(model, tmp_path / "in.parquet", tmp_path / "rows.parquet", **options)
-    names = pq.read_table(tmp_path / "rows.parquet")["set"].to_pylist()
-    assert names == [f"{tmp_path}/in.parquet:{row}" for row in range(3)]
+    found = pq.read_table(tmp_path / "rows.parquet")
+    assert found["file"].to_pylist() == [f"{tmp_path}/in.parquet"] * 3
+    assert found["row"].to_pylist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("names", [int, str])

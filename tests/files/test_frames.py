@@ -178,6 +178,17 @@ def test_pandas_objects_of_two_types():
         setfold.encode_frame(encoder(), frame, set="event")
 
 
+def test_pandas_columns_in_the_index_are_not_found():
+    frame = rows().to_pandas().set_index(["event", "f2"])
+    for function in (setfold.encode_frame, setfold.partial_states):
+        with pytest.raises(setfold.InputError, match=r"'event' is in the index.*reset_index\(\)"):
+            function(encoder(), frame, set="event")
+    with pytest.raises(setfold.InputError, match="'f2' is in the index"):
+        setfold.encode_frame(
+            encoder(), frame.reset_index("event"), set="event", features="f0,f1,f2"
+        )
+
+
 # ---- other libraries ---------------------------------------------------------------------------
 
 

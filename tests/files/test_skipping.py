@@ -270,10 +270,10 @@ def test_an_output_among_its_inputs_is_no_input_of_the_same_run(tmp_path, tight,
     assert_encodes(folder / "out.parquet", model, rows())
 
 
-def test_models_that_do_not_fold_in_one_pass_are_refused(tmp_path):
+def test_models_that_do_not_fold_are_refused(tmp_path):
     folder = write(tmp_path / "in", rows())
     for model, message in (
-        (setfold.SetTransformer(3, 8), "needs 3 passes"),
+        (setfold.FSPool(3), "cannot be folded"),
         (torch.nn.Linear(3, 4), "cannot be folded"),
     ):
         with pytest.raises(setfold.InputError, match=message):

@@ -228,7 +228,7 @@ def test_other_tools_find_damaged_pages_of_parquet_files(folder, tmp_path):
     path.write_bytes(content)
     with pytest.raises(OSError, match="CRC checksum verification failed"):
         pq.read_table(path, page_checksum_verification=True)
-    with open_reader(path, None, []) as reader, pytest.raises(setfold.FileError, match="CRC"):
+    with open_reader(path) as reader, pytest.raises(setfold.FileError, match="CRC"):
         list(reader.read(["count", "encoding"], 0, None, rows=100))
 
 

@@ -42,6 +42,7 @@ class FrameTask(Task):
         Raises:
             InputError: A column is missing or has the wrong type, or a row is bad.
         """
+        frame.check([*self.columns.set_names, *self.columns.named])
         names = self.columns.needed(frame.schema, {}, FRAME, self.parser)
         if self.width is not None and self.parser is None:
             self.columns.check_width(frame.schema, self.width, FRAME)

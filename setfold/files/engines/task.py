@@ -14,13 +14,13 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
 from setfold.core.encoder import StreamingSetEncoder
 from setfold.errors import FileError, InputError, NonFiniteError, SetfoldError
 from setfold.files.columns import ColumnSpec
+from setfold.files.ids import TEXT, pack
 from setfold.files.inputs import Input
 from setfold.files.readers import BadRow, file_of, open_reader
 from setfold.files.rows import Rows, rows_of
@@ -160,7 +160,7 @@ class Task:
             return
         first, (dtype, _) = shard.start, self.dtypes
         numbers = self.columns.numbers(self.parser)
-        with open_reader(path, self.columns.set, numbers) as reader:
+        with open_reader(path, self.columns.set_names, numbers) as reader:
             names = self.columns.needed(reader.schema, partition, path, self.parser)
             for batch in reader.read(names, shard.start, shard.stop, rows=self.batch_rows):
                 unread = reader.take_bad_rows()  # just before the batch
@@ -228,12 +228,10 @@ class Task:
         return pa.DictionaryArray.from_arrays(places, pa.array([name], pa.large_string()))
 
     def _qualify(self, sets: pa.Array, name: str) -> pa.Array:
-        """Return the set ids of the file or, where each row is a set, "name:row"."""
+        """Return the set ids of the file or, where each row is a set, its name and the rows."""
         if self.columns.set is not None:
             return sets
-        numbers = sets.cast(pa.large_string())
-        start, colon = (pa.scalar(text, pa.large_string()) for text in (name, ":"))
-        return pc.binary_join_element_wise(start, numbers, colon)
+        return pack([pa.repeat(pa.scalar(name, TEXT), len(sets)), sets])
 
     def _empty_sets(self, rows: Rows, name: str) -> tuple[Table, ...]:
         """Return the initial states of rows without elements, which are sets, too."""
@@ -258,7 +256,7 @@ class Task:
             marks = find_marks(table)
             if not self.skip and marks.any():
                 first, last = rows.numbers[[0, -1]]
-                name = table.sets.filter(pa.array(marks))[0]
+                name = self.columns.show_id(table.sets.filter(pa.array(marks))[0])
                 raise NonFiniteError(
                     f"{path}, rows {first} to {last}: the elements of the set {name} are too large "
                     f"together. Scale the features{self.leave_out}."

@@ -56,13 +56,13 @@ def file_of(path: Path) -> Path:
 
 
 def open_reader(
-    path: Path, text_column: str | None = None, number_columns: Collection[str] = ()
+    path: Path, text_columns: Collection[str] = (), number_columns: Collection[str] = ()
 ) -> Reader:
     """Open a file with the reader for its suffix.
 
     Args:
         path: The file.
-        text_column: A column to read as text, in formats without types (CSV, TSV).
+        text_columns: Columns to read as text, in formats without types (CSV, TSV).
         number_columns: Columns to read as numbers, in formats without types. Other cells are null.
 
     Raises:
@@ -82,4 +82,4 @@ def open_reader(
         raise FileError(f"expected a {expected} at {file}, by its suffix; got a {got}. Rename it.")
     if not (file.is_file() or file.is_dir()):
         raise FileError(f"{file} is neither a file nor a folder. Write its content to a file.")
-    return reader(path, text_column, number_columns)
+    return reader(path, text_columns, number_columns)

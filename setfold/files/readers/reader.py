@@ -56,7 +56,7 @@ class Reader(ABC):
 
     Args:
         path: The file.
-        text_column: A column to read as text in formats without types, so that "007" is not 7. It
+        text_columns: Columns to read as text in formats without types, so that "007" is not 7. They
             may be missing from the file.
         number_columns: Columns to read as numbers in formats without types. Other cells are null.
     """
@@ -67,10 +67,13 @@ class Reader(ABC):
     num_rows: int | None
 
     def __init__(
-        self, path: Path, text_column: str | None = None, number_columns: Collection[str] = ()
+        self,
+        path: Path,
+        text_columns: Collection[str] = (),
+        number_columns: Collection[str] = (),
     ) -> None:
         self.path = path
-        self.text_column = text_column
+        self.text_columns = text_columns
         self.number_columns = number_columns
         try:
             self._open()

@@ -33,8 +33,8 @@ WIDER = {"null": pa.int64(), "int64": pa.float64(), "double": pa.large_binary()}
 class CsvReader(Reader):
     """CSV and TSV, plain or compressed by gzip.
 
-    Types are inferred from the first megabytes. The column `text_column` is always text, and its
-    empty cells are nulls. A column is numeric if nine tenths of its cells are numbers, or if it is
+    Types are inferred from the first megabytes. The columns `text_columns` are always text, and
+    their empty cells are nulls. A column is numeric if nine tenths of its cells are numbers, or if it is
     one of `number_columns`; its other cells are nulls, and `take_reasons` returns why. If integers
     are followed by fractions later in the file, the batches from there on are float64. A line with
     the wrong number of cells is skipped, and returned by `take_bad_rows`. Text that is not UTF-8
@@ -47,7 +47,7 @@ class CsvReader(Reader):
         self._bad: list[BadRow] = []
         self._reasons: dict[int, str] = {}
         ahead: deque[BadRow] = deque()
-        types = {} if self.text_column is None else {self.text_column: pa.large_string()}
+        types = dict.fromkeys(self.text_columns, pa.large_string())
         with self._stream(ahead, None, types) as stream:
             first = next(iter(stream), None)
             self.schema = stream.schema if first is None else self._infer_schema(first)
@@ -64,7 +64,9 @@ class CsvReader(Reader):
         """Return the schema, with columns that hold mostly numbers as float64 instead of text."""
         schema = batch.schema
         for place, field in enumerate(schema):
-            is_text = field.type in (pa.string(), pa.binary()) and field.name != self.text_column
+            is_text = (
+                field.type in (pa.string(), pa.binary()) and field.name not in self.text_columns
+            )
             if is_text and (
                 field.name in self.number_columns or mostly_numbers(batch.column(place))
             ):
@@ -155,16 +157,15 @@ class CsvReader(Reader):
         return batch
 
     def _with_nulls(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Turn empty cells of the text column into nulls, but not "NA", as Arrow would."""
-        if self.text_column not in batch.schema.names:
-            return batch
-        place = batch.schema.get_field_index(self.text_column)
-        texts = batch.column(place)
-        is_empty = pc.equal(texts, pa.scalar("", texts.type))
-        if not pc.any(is_empty).as_py():
-            return batch
-        nulled = pc.if_else(is_empty, pa.scalar(None, texts.type), texts)
-        return batch.set_column(place, batch.schema.field(place), nulled)
+        """Turn empty cells of the text columns into nulls, but not "NA", as Arrow would."""
+        for place, field in enumerate(batch.schema):
+            if field.name in self.text_columns:
+                texts = batch.column(place)
+                is_empty = pc.equal(texts, pa.scalar("", texts.type))
+                if pc.any(is_empty).as_py():
+                    nulled = pc.if_else(is_empty, pa.scalar(None, texts.type), texts)
+                    batch = batch.set_column(place, field, nulled)
+        return batch
 
     def _type_error(self, found: re.Match[str], start: int) -> FileError:
         """Return the error for a cell of the wrong type, in a block that begins at row `start`."""

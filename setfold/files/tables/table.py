@@ -50,6 +50,7 @@ from setfold.files.tables.sparse import (
     take,
     to_columns,
 )
+from setfold.files.tables.stage import Stage
 from setfold.files.tables.stream import reading
 from setfold.files.tables.usable import check_usable
 
@@ -126,6 +127,9 @@ class StateTable:
             elements: (N, d), on the encoder's device.
         """
         names, index = _names_and_index(sets)
+        if isinstance(encoder, Stage):
+            state = encoder.fold_sets(names, elements, index.to(elements.device))
+            return StateTable.of_state(names, state.to("cpu"))
         empty = encoder.initial_state(len(names))
         if len(names) == 1:
             state = encoder.update(empty, elements.unsqueeze(0))
@@ -359,10 +363,13 @@ def read_out(encoder: StreamingSetEncoder, table: StateTable) -> Iterator[pa.Tab
     widest = max((max(part.shape) for part in encoder.parameters() if part.dim()), default=1)
     size = _sets_at_once(max(one, encoder.state_nbytes, 8 * widest))
     for start in range(0, max(len(table), 1), size):
-        some = table.state_of(start, start + size)
-        encoding = encoder.readout(some.to(device)).cpu()
+        some, names = table.state_of(start, start + size), table.sets.slice(start, size)
+        if isinstance(encoder, Stage):
+            encoding = encoder.read_sets(names, some.to(device)).cpu()
+        else:
+            encoding = encoder.readout(some.to(device)).cpu()
         columns = {
-            "set": table.sets.slice(start, size),
+            "set": names,
             "count": some.count.numpy(),
             "encoding": as_lists(encoding),
         }

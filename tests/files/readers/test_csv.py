@@ -23,7 +23,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def values(path: Path, name: str, text: str | None = None) -> list[object]:
-    with open_reader(path, text) as reader:
+    with open_reader(path, () if text is None else [text]) as reader:
         return [v for b in reader.read([name], rows=1000) for v in b.column(name).to_pylist()]
 
 
@@ -44,7 +44,7 @@ def test_ids_as_they_are_written(path: Path) -> None:
     assert values(path, "id", "id") == ["007", "7", None, None, "NA", "1e3"]
     assert values(path, "x", "id") == [1, 2, 3, 4, 5, 6]
     assert values(path, "x", "elsewhere") == [1, 2, 3, 4, 5, 6]
-    with open_reader(path, "id") as reader:
+    with open_reader(path, ["id"]) as reader:
         assert reader.schema.field("id").type == pa.large_string()
 
 
@@ -70,7 +70,7 @@ def numbered(
 ) -> tuple[dict, dict]:
     """Return the good rows of a file by row number, and the reasons for the bad ones."""
     rows, bad, row = {}, {}, start
-    with open_reader(path, "id") as reader:
+    with open_reader(path, ["id"]) as reader:
         for batch in reader.read(columns, start, stop, rows=7):
             unread = reader.take_bad_rows()
             assert [number for number, _ in unread] == list(range(row, row + len(unread)))
@@ -171,7 +171,7 @@ def test_a_bad_row_is_reported_once_at_any_block_boundary(path: Path, row: int, 
 
 def test_a_bad_cell_is_reported_with_its_column(path: Path) -> None:
     path.write_text("id,x,y\n" + "a,1,2\n" * 5 + "a,oops,\n" + "a,1,2\n" * 5)
-    with open_reader(path, "id") as reader:
+    with open_reader(path, ["id"]) as reader:
         assert reader.schema.types == [pa.large_string(), pa.float64(), pa.int64()]
     _, bad = numbered(path)
     assert bad == {5: "column 'x': expected a number; got 'oops'"}
@@ -184,7 +184,7 @@ def test_columns_of_mostly_numbers_are_numeric(path: Path) -> None:
     path.write_text("\n".join([",".join(cells), *lines, ""]))
     with open_reader(path) as reader:
         assert reader.schema.types == [pa.string(), pa.int64(), pa.int64(), pa.float64()]
-    with open_reader(path, "z", ["ticket", "z"]) as reader:
+    with open_reader(path, ["z"], ["ticket", "z"]) as reader:
         assert reader.schema.types == [pa.float64(), pa.int64(), pa.int64(), pa.large_string()]
 
 
