@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import islice
 from math import prod
 from pathlib import Path
@@ -33,6 +33,7 @@ class ZarrReader(ColumnReader):
 
     def _find(self) -> dict[str, Column]:
         zarr = import_optional("zarr", "zarr")
+        _limit_texts()
         # Consolidated metadata could name arrays in other folders.
         root = zarr.open(_store(self.path), mode="r", use_consolidated=False)
         arrays = {"": root}
@@ -115,6 +116,25 @@ NOT_STORED = (
     "is not stored: it was lost, never written, or left out because it holds nothing but the fill "
     "value. In the last case, write the array with config={'write_empty_chunks': True}"
 )
+
+
+@cache
+def _limit_texts() -> None:
+    """Make the decoder of texts check their number, which it would allocate memory for, once.
+
+    Each text takes four bytes for its length at least, so no valid chunk is affected.
+    """
+    vlen = import_optional("numcodecs.vlen", "zarr")
+    decode = vlen.VLenUTF8.decode
+
+    def checked(self: Any, buf: Any, out: Any = None) -> Any:
+        data = memoryview(buf).cast("B")
+        number = int.from_bytes(data[:4], "little")
+        if number > (len(data) - 4) // 4:
+            raise ValueError(f"a chunk of {len(data)} bytes cannot hold {number} texts")
+        return decode(self, buf, out)
+
+    vlen.VLenUTF8.decode = checked
 
 
 def _same(found: Any, other: Any) -> bool:

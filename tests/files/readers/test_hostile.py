@@ -192,6 +192,18 @@ def test_a_pipe_in_a_folder_is_not_waited_for(tmp_path: Path) -> None:
 # ---- compressed Arrow --------------------------------------------------------------------------
 
 
+def test_a_chunk_of_texts_cannot_hold_more_than_its_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "a.zarr"
+    group = zarr.open_group(path, mode="w")
+    array = group.create_array("ids", shape=(3,), chunks=(3,), dtype="str", compressors=None)
+    array[:] = np.array(["a", "b", "c"], dtype=object)
+    assert read(path, "ids") == ["a", "b", "c"]
+    chunk = path / "ids" / "c" / "0"
+    chunk.write_bytes(struct.pack("<I", 50_000_000) + chunk.read_bytes()[4:])
+    with pytest.raises(FileError, match="cannot hold 50000000 texts"):
+        read(path, "ids")
+
+
 @pytest.mark.parametrize("suffix", [".arrow", ".ipc"])
 def test_what_a_buffer_declares_must_fit_in_memory(tmp_path: Path, suffix: str) -> None:
     """Arrow allocates it, although the rows would take a few bytes."""
