@@ -72,6 +72,11 @@ def equivariant_deep_sets(shape: Shape) -> setfold.EquivariantDeepSets:
     return setfold.EquivariantDeepSets(shape.dim_in, [shape.dim_out] * LAYERS)
 
 
+def statistics(shape: Shape) -> setfold.Composition:
+    encoder = setfold.SummaryStatistics(shape.dim_in)
+    return setfold.Composition(encoder, head=nn.Linear(encoder.dim_readout, shape.dim_out))
+
+
 def set_norm(shape: Shape) -> setfold.LayeredSetEncoder:
     layers = [setfold.SetNorm(shape.dim_out)]
     return setfold.LayeredSetEncoder(layers, setfold.Pool(shape.dim_out, "max"), features(shape))
@@ -214,6 +219,7 @@ FAMILIES = (
         "Deep Sets",
         (
             Pair(Peer("setfold Pool", pool)),
+            Pair(Peer("setfold SummaryStatistics", statistics)),
             Pair(PEERS["setfold DeepSets"], PEERS["PyG DeepSets"]),
             Pair(Peer(EQUIVARIANT, equivariant_deep_sets)),
             Pair(Peer("setfold SetNorm", set_norm)),
@@ -261,7 +267,7 @@ ENCODER_NOTES = (
     "of any width; slot-attention does not.",
     "PlacedSlotEncoder has K slots on a grid over the first two columns and is followed by a "
     "Linear layer.",
-    "Pool is followed by a Linear(d, d_out). SetNorm follows the network of Deep Sets and is "
+    "Pool and SummaryStatistics are followed by a linear layer to d_out. SetNorm follows the network of Deep Sets and is "
     f"followed by a maximum. EquivariantDeepSets has {LAYERS} layers. These output one vector "
     "instead of K.",
     "AttentionPool with heads has an output projection, like MultiheadAttention.",

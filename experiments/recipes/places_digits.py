@@ -33,7 +33,8 @@ PIXELS = {
 }
 MODELS: dict[str, Reader] = {
     "Places, 14 × 14": Painted(Painting(14)),
-    **READERS,
+    "Deep Sets": READERS["Deep Sets"],
+    "SSE, slots attended": READERS["SSE, slots attended"],
 }
 
 
@@ -58,8 +59,7 @@ def section(records: Sequence[Record]) -> Section:
 
 NOTES = """\
 Trained with 15 to 100 pixels. Brightness is from -1 to 1, and errors cover all pixels, seen or
-not. *Places, 14 × 14* keeps 392 numbers of a set, Deep Sets and SSE 64, *All pixels attended* 64
-numbers for every pixel."""
+not. *Places, 14 × 14* keeps 392 numbers of a set, Deep Sets and SSE 64."""
 
 RECIPE = Recipe(
     number=21,

@@ -23,8 +23,8 @@ RELU = {"class": "torch.nn.ReLU", "arguments": {}}
 SLOTS = {"dim_in": 3, "num_slots": 4, "dim_slot": 6, "dim_out": 5}
 
 
-def described(name, **arguments):
-    return {"class": name, "arguments": arguments}
+def described(kind, /, **arguments):
+    return {"class": kind, "arguments": arguments}
 
 
 def crafted(path, structure, tensors=(), dtype="float32", **more):
