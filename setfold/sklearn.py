@@ -3,7 +3,7 @@
 A set is an array (n_i, d). `X` is a list of such arrays, an object array of them, a 3-D array
 (sets, n, d), or a 2-D array, each row of which is a set with one element. With `set="user"` it is a
 frame whose column "user" holds the set ids (pandas, polars, DuckDB, Arrow); the sets are then in the
-order of their sorted ids, and `y` has one label for each, in this order, or maps ids to labels.
+order of their sorted ids, and `y` has one label for each, in this order, or is a dict by id.
 
     SetClassifier, SetRegressor   train what `setfold train` trains
     SetVectorizer                 one vector per set, for any other estimator
@@ -32,6 +32,8 @@ from setfold.core.composition import Composition
 from setfold.core.encoder import StreamingSetEncoder
 from setfold.encoders.summary import SummaryStatistics
 from setfold.errors import InputError
+from setfold.files.kinds import open_frame
+from setfold.files.rows import decoded
 from setfold.learning.candidates import CANDIDATES
 from setfold.learning.dataset import SetDataset
 from setfold.learning.loop import Settings, encode_all, predict
@@ -41,6 +43,7 @@ from setfold.preprocessing.columns import Columns, NumberColumn, is_text
 from setfold.preprocessing.fitting import ColumnFitter, can_be_fitted
 from setfold.preprocessing.targets import Classes, Quantity, Target
 
+FRAME_ROWS = 1 << 20
 LEAST = 1e-12  # standard deviation of a quantity that does not vary
 
 
@@ -322,15 +325,11 @@ def _sets_of(arrays: Sequence[np.ndarray]) -> _Sets:
 
 
 def _sets_in_frame(frame: Any, set: str, columns: Columns | None) -> _Sets:
-    if isinstance(frame, pa.Table):
-        table = frame
-    elif hasattr(frame, "__arrow_c_stream__"):
-        table = pa.table(frame)
-    else:
-        raise InputError(
-            f"with set={set!r}, X must be a frame (pandas, polars, DuckDB, Arrow); got "
-            f"{type(frame).__name__}."
-        )
+    opened = open_frame(frame, FRAME_ROWS, "X")
+    known = opened.schema.names
+    table = pa.Table.from_batches(
+        opened.batches(known), pa.schema([opened.schema.field(name) for name in known])
+    )
     if set not in table.column_names:
         raise InputError(f"the frame has no column {set!r}; it has {table.column_names}.")
     table = pa.table({name: _plain(table[name]) for name in table.column_names})
@@ -351,8 +350,7 @@ def _sets_in_frame(frame: Any, set: str, columns: Columns | None) -> _Sets:
 
 def _plain(values: pa.ChunkedArray) -> pa.Array:
     array = values.combine_chunks()
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
+    array = decoded(array)
     return array.cast(pa.large_string()) if is_text(array.type) else array
 
 
@@ -360,14 +358,11 @@ def _labels_for(sets: _Sets, y: Any) -> np.ndarray:
     """Return one label for each set."""
     if y is None:
         raise ValueError("this estimator requires y to be passed, but the target y is None.")
-    if isinstance(y, Mapping) or (hasattr(y, "index") and hasattr(y, "to_dict")):
-        found = y if isinstance(y, Mapping) else y.to_dict()
-        is_ordered = not isinstance(y, Mapping) and [*found] == [*range(len(sets.ids))]
-        if not is_ordered:
-            missing = [name for name in sets.ids if name not in found]
-            if missing:
-                raise InputError(f"y has no label for the set {missing[0]!r}.")
-            y = [found[name] for name in sets.ids]
+    if isinstance(y, Mapping):
+        missing = [name for name in sets.ids if name not in y]
+        if missing:
+            raise InputError(f"y has no label for the set {missing[0]!r}.")
+        y = [y[name] for name in sets.ids]
     labels: np.ndarray = column_or_1d(y, warn=True)
     if len(labels) != len(sets.ids):
         raise ValueError(

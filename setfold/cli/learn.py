@@ -14,6 +14,7 @@ import typer
 from setfold.cli.app import app
 from setfold.cli.files import Explode, Inputs, Json, Memory, OnError, OnErrorOption, Overwrite
 from setfold.cli.show import LINE_EVERY, explain_interrupts, print_facts
+from setfold.errors import InputError
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help does not need it
     from setfold.learning.loop import Progress
@@ -146,8 +147,13 @@ def train(
     logistic regression and gradient boosting compete, too, and the report says who wins.
     """
     from setfold.learning.train import parse_seconds, train_sets
+    from setfold.learning.work_folder import is_interrupted
 
-    seconds = parse_seconds(time_limit)
+    seconds, page = parse_seconds(time_limit), report or out.with_suffix(".html")
+    if resume and out.exists() and not is_interrupted(out):
+        typer.echo(f"{out} is already complete; nothing was trained.", err=True)
+        return
+    _check_report(page, [out, *map(Path, inputs), *([labels] if labels else [])], overwrite)
     with _show_training() as progress:
         result = train_sets(
             inputs,
@@ -181,7 +187,6 @@ def train(
         )
     from setfold.learning.report import write_report
 
-    page = report or out.with_suffix(".html")
     facts = write_report(result, page)
     if as_json:
         print_facts(facts, as_json)
@@ -220,6 +225,20 @@ def evaluate(
     facts = summarize(target, found)
     shown = {n: round(v, 4) if isinstance(v, float) else v for n, v in facts.items()}
     print_facts(facts if as_json else shown, as_json)
+
+
+def _check_report(page: Path, others: list[Path], overwrite: bool) -> None:
+    """Raise InputError if the report cannot be written, or would replace something."""
+    if page.suffix != ".html":
+        raise InputError(f"a report must go to an .html file; got {page}.")
+    page.parent.mkdir(parents=True, exist_ok=True)
+    for path in (page, page.with_suffix(".json")):
+        if path.resolve() in [other.resolve() for other in others]:
+            raise InputError(f"{path} is used for something else. Name the report with --report.")
+        if path.exists() and not overwrite:
+            raise InputError(
+                f"{path} exists. Choose another name with --report, or replace it with --overwrite."
+            )
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from setfold.files.features import (
 )
 from setfold.files.ids import TYPES, check_type, show
 from setfold.files.readers.reader import listed, suggest
-from setfold.preprocessing.columns import Column, Columns
+from setfold.preprocessing.columns import CategoryColumn, Column, Columns
 
 ROW_ID = [("file", pa.large_string()), ("row", pa.int64())]  # the id of a row that is a set
 OPTIONAL = ("excluded", "types")  # not written if empty
@@ -104,6 +104,12 @@ class ColumnSpec:
         if parser is None:
             return self.named
         return [column.name for column in parser.all if column.fits(pa.float64())]
+
+    def texts(self, parser: Columns | None) -> list[str]:
+        """Return the columns to read as text, in formats without types: set ids and categories."""
+        columns = () if parser is None else parser.all
+        categories = [column.name for column in columns if isinstance(column, CategoryColumn)]
+        return [*self.set_names, *categories]
 
     def chosen(self, schema: pa.Schema) -> tuple[Feature, ...]:
         """Return the features, with the default resolved to columns of the file.

@@ -182,7 +182,8 @@ class _InputScan:
         try:
             stamp = Stamp.of(found.path)
             numbers = self.columns.numbers(self.parser)
-            with open_reader(found.path, self.columns.set_names, numbers) as reader:
+            texts = self.columns.texts(self.parser)
+            with open_reader(found.path, texts, numbers) as reader:
                 shards = list(self._split(found, stamp, reader))
         except SetfoldError as error:
             if not self.skip:

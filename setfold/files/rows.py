@@ -93,11 +93,11 @@ def rows_of(
     """
     features = columns.chosen(batch.schema)
     ids = {
-        name: _decoded(batch.column(name)).cast(columns.column_type(name, batch.schema))
+        name: decoded(batch.column(name)).cast(columns.column_type(name, batch.schema))
         for name in columns.set_names
         if name in batch.schema.names
     }
-    arrays = [_decoded(batch.column(feature.name)) for feature in features]
+    arrays = [decoded(batch.column(feature.name)) for feature in features]
     draft = _Draft([feature.name for feature in features], arrays, ids)
     if parser is not None:
         draft.optional = {column.name for column in parser.all if column.takes_missing}
@@ -146,7 +146,8 @@ def _set_ids(
     return arrays[0] if isinstance(columns.set, str) else pack(arrays)
 
 
-def _decoded(array: pa.Array) -> pa.Array:
+def decoded(array: pa.Array) -> pa.Array:
+    """Return the values of a dictionary array; other arrays as they are."""
     if not pa.types.is_dictionary(array.type):
         return array
     values = array.dictionary

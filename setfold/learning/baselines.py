@@ -49,6 +49,7 @@ def fit_linear(
     target: Target,
     training: tuple[np.ndarray, np.ndarray],
     validation: tuple[np.ndarray, np.ndarray],
+    balanced: bool = False,
 ) -> Any:
     """Fit logistic or ridge regression; the penalty is chosen on the validation sets.
 
@@ -56,12 +57,14 @@ def fit_linear(
         target: What to predict.
         training: Standardized statistics (n, w) and labels.
         validation: The same of the validation sets.
+        balanced: Whether to weigh classes inversely to their frequency.
     """
     if not isinstance(target, Classes):
         return RidgeCV(alphas=[1 / p for p in PENALTIES]).fit(*training)
     best, least = None, np.inf
     for penalty in PENALTIES:
-        model = LogisticRegression(C=penalty, max_iter=2000).fit(*training)
+        weights = "balanced" if balanced else None
+        model = LogisticRegression(C=penalty, max_iter=2000, class_weight=weights).fit(*training)
         found = Predictions(spread(model, validation[0], target), validation[1])
         loss = loss_of(target, found)
         if loss < least:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import tempfile
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -68,6 +69,15 @@ class SetDataset:
             self.targets[first:last],
         )
 
+    def without_empty(self) -> SetDataset:
+        """The data set without sets that have no element; nothing is copied."""
+        kept = self.lengths > 0
+        if kept.all():
+            return self
+        ids = [name for name, own in zip(self.ids, kept, strict=True) if own]
+        offsets = np.concatenate([[0], np.cumsum(self.lengths[kept])]).astype(np.int64)
+        return SetDataset(ids, self.elements, offsets, self.targets[kept])
+
     def release(self) -> None:
         """Let the system drop the pages of a mapped file from memory."""
         if isinstance(self.elements, np.memmap):
@@ -79,6 +89,7 @@ def count_elements(
     columns: Sequence[str] = (),
     chosen: Collection[str] = (),
     see: Callable[[dict[str, pa.Array]], None] = lambda table: None,
+    every: Callable[[dict[str, pa.Array]], None] = lambda table: None,
 ) -> dict[str, int]:
     """Read all rows once; return the number of rows of each set.
 
@@ -87,6 +98,7 @@ def count_elements(
         columns: The columns to read.
         chosen: The sets whose rows are passed to `see`.
         see: Called with the columns of these rows, batch by batch.
+        every: Called with the columns of all rows.
     """
     counts: dict[str, int] = {}
     for sets, table in source.tables(columns):
@@ -96,6 +108,7 @@ def count_elements(
         for name, size in zip(names, sizes.tolist(), strict=True):
             counts[name] = counts.get(name, 0) + size
         if columns:
+            every(table)
             wanted = pa.array([name in chosen for name in names], pa.bool_())
             mask = wanted.take(encoded.indices)  # null where the set id is null
             see({name: array.filter(mask) for name, array in table.items()})
@@ -109,7 +122,7 @@ def collect(
     counts: dict[str, int],
     targets: np.ndarray,
     *,
-    path: Path,
+    folder: Path,
     memory: int,
 ) -> SetDataset:
     """Read all elements of some sets, grouped by set.
@@ -120,7 +133,7 @@ def collect(
         ids: The sets.
         counts: The number of rows of each set.
         targets: The label of each set.
-        path: A file for the elements, if they do not fit in memory.
+        folder: Where to keep the elements in a temporary file, if they do not fit in memory.
         memory: How many bytes of elements to keep in memory.
     """
     places = {name: place for place, name in enumerate(ids)}
@@ -130,7 +143,7 @@ def collect(
     if 4 * shape[0] * shape[1] <= memory:
         elements = np.empty(shape, np.float32)
     else:
-        elements = _mapped(path, shape)
+        elements = _mapped(folder, shape)
     filled, written = offsets[:-1].copy(), 0
     for batch in source.elements(columns):
         encoded = batch.sets.dictionary_encode()
@@ -164,12 +177,13 @@ def _without_gaps(data: SetDataset, filled: np.ndarray) -> SetDataset:
     return SetDataset(data.ids, elements, offsets, data.targets)
 
 
-def _mapped(path: Path, shape: tuple[int, int]) -> np.ndarray:
-    path.parent.mkdir(parents=True, exist_ok=True)
+def _mapped(folder: Path, shape: tuple[int, int]) -> np.ndarray:
+    """An array in a file without a name, which the system removes when nobody uses it."""
     try:
-        return np.memmap(path, np.float32, "w+", shape=shape)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            return np.memmap(file, np.float32, "w+", shape=shape)
     except OSError as error:
-        raise FileError(f"cannot write {path}: {error}. Free some space on the disk.") from error
+        raise FileError(f"cannot write to {folder}: {error}. Free some space.") from error
 
 
 def _release(elements: np.memmap) -> None:

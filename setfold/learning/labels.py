@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import pyarrow as pa
 from setfold.errors import InputError
 from setfold.files.readers import open_reader
 from setfold.learning.sources import BATCH_ROWS, Source
-from setfold.preprocessing.columns import as_text
+from setfold.preprocessing.columns import NumberColumn, as_text, is_text
 from setfold.preprocessing.targets import Classes, Quantity, Target
 
 FEW_CLASSES = 20  # whole numbers with at most so many different values are classes
@@ -31,6 +31,12 @@ class Labels:
 
     values: dict[str, Any]
     groups: dict[str, str] | None = None
+
+    def of(self, names: Collection[str]) -> Labels:
+        """The labels of some sets."""
+        chosen = {name: value for name, value in self.values.items() if name in names}
+        groups = self.groups and {name: self.groups[name] for name in chosen}
+        return Labels(chosen, groups)
 
 
 def read_labels(
@@ -57,6 +63,7 @@ def read_labels(
                 raise InputError(f"{path} has no column {name!r}; it has {', '.join(names)}.")
         wanted = list(dict.fromkeys([key, target, *([group] if group else [])]))
         table = pa.Table.from_batches(list(reader.read(wanted, rows=BATCH_ROWS)))
+    _check_kind(target, table.schema.field(target).type)
     ids = as_text(_plain(table[key])).to_pylist()
     if set is None:
         ids = _as_files(ids, sets, path)
@@ -64,13 +71,18 @@ def read_labels(
     groups = as_text(_plain(table[group])).to_pylist() if group else None
     found: dict[str, Any] = {}
     for name, value in zip(ids, values, strict=True):
-        if name is None or value is None or value != value:
+        if name is None or _is_missing(value):
             continue
         if found.setdefault(name, value) != value:
             raise InputError(
                 f"{path} has two labels for the set {name!r}: {found[name]!r} and {value!r}."
             )
-    by_set = None if groups is None else dict(zip(ids, groups, strict=True))
+    if groups is None:
+        return Labels(found)
+    by_set: dict[str, str] = {}
+    for name, own in zip(ids, groups, strict=True):
+        if name in found:
+            _add_group(by_set, name, own, str(group))
     return Labels(found, by_set)
 
 
@@ -85,9 +97,10 @@ def labels_in_rows(source: Source, target: str, group: str | None) -> Labels:
     columns = [target, *([group] if group else [])]
     for sets, table in source.tables(columns):
         pairs = pa.table({"set": sets, **{n: _plain(a) for n, a in table.items()}})
+        _check_kind(target, pairs.schema.field(target).type)
         for row in pairs.group_by(["set", *columns]).aggregate([]).to_pylist():
             value, name = row[target], row["set"]
-            if value is None or name is None:
+            if name is None or _is_missing(value):
                 continue
             if found.setdefault(name, value) != value:
                 raise InputError(
@@ -96,7 +109,7 @@ def labels_in_rows(source: Source, target: str, group: str | None) -> Labels:
                     "(--labels)."
                 )
             if group:
-                groups[name] = str(row[group])
+                _add_group(groups, name, row[group], group)
     return Labels(found, groups if group else None)
 
 
@@ -184,6 +197,36 @@ def match_labels(
     return kept, len(unlabelled) + len(absent)
 
 
+def _is_missing(value: Any) -> bool:
+    """Whether a label is null, NaN or blank."""
+    return value is None or value != value or (isinstance(value, str) and not value.strip())
+
+
+def _check_kind(target: str, kind: pa.DataType) -> None:
+    """Raise InputError unless labels are text, numbers or booleans."""
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if not (is_text(kind) or NumberColumn("x").fits(kind)):
+        raise InputError(
+            f"the labels {target!r} are {kind}; expected text, numbers or booleans. Convert them."
+        )
+
+
+def _add_group(groups: dict[str, str], name: str, own: Any, column: str) -> None:
+    """Note the group of a set.
+
+    Raises:
+        InputError: It has no group, or another one already.
+    """
+    if _is_missing(own):
+        raise InputError(f"the set {name!r} has no group in column {column!r}.")
+    if groups.setdefault(name, str(own)) != str(own):
+        raise InputError(
+            f"the set {name!r} is in two groups of column {column!r}: {groups[name]!r} and "
+            f"{str(own)!r}. A group must contain whole sets."
+        )
+
+
 def _plain(values: pa.Array | pa.ChunkedArray) -> pa.Array:
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
@@ -208,8 +251,10 @@ def _as_files(names: Sequence[str], sets: Sequence[str], path: str | Path) -> li
         full = Path(file)
         for name in {full.as_posix(), full.name, full.name.split(".")[0], full.stem}:
             known.setdefault(name, []).append(file)
-    folder, found = Path(path).resolve().parent, []
+    folder, found = Path(path).resolve().parent, list[str]()
     for name in names:
+        if name is None:
+            raise InputError(f"{path} has a row without the name of a file.")
         candidates = known.get(name) or known.get((folder / name).as_posix())
         candidates = candidates or known.get(Path(name).resolve().as_posix()) or [name]
         if len(candidates) > 1:

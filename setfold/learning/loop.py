@@ -264,10 +264,10 @@ class _Fit:
             group["lr"] = settings.rate * _schedule(step / self.steps)
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
-        total = 0.0
+        total, whole = 0.0, self._weight(sets)
         for part in micro_batches(self.training.lengths, sets, settings.batch_rows):
             found = encode(self.model, self.training, part, settings.batch_rows)
-            loss = self._loss(found, self.training.targets[part]) * (len(part) / len(sets))
+            loss = self._loss(found, self.training.targets[part]) / whole
             if not math.isfinite(loss.item()):
                 raise DivergedError(
                     f"the loss is {loss.item()} at step {step} of {self.steps}. Lower the learning "
@@ -286,13 +286,20 @@ class _Fit:
     def _latest(self) -> tuple[float, float]:
         return self.standing.validation[-1], self.standing.metric[-1]
 
+    def _weight(self, sets: list[int]) -> float:
+        """Return the weight of all sets of a step."""
+        if self.weights is None:
+            return float(len(sets))
+        return float(self.weights[self.training.targets[sets]].sum())
+
     def _loss(self, found: Tensor, targets: np.ndarray) -> Tensor:
         wanted = torch.from_numpy(targets)
         if isinstance(self.target, Classes):
             weights = None if self.weights is None else self.weights.to(found.dtype)
-            return cross_entropy(found, wanted, weights)
+            return cross_entropy(found, wanted, weights, reduction="sum")
         scale = self.target.scale
-        return mse_loss(found.squeeze(1) / scale, wanted.to(found.dtype) / scale)
+        wide = wanted.to(found.dtype)
+        return mse_loss(found.squeeze(1) / scale, wide / scale, reduction="sum")
 
     def _validate(self, epoch: float, loss: float) -> None:
         standing = self.standing

@@ -116,7 +116,9 @@ def influence(model: Model, data: SetDataset) -> list[dict[str, Any]]:
         elements = data.rows(number).unsqueeze(0).requires_grad_()
         with torch.enable_grad():
             scores = model.eval()(elements)
-            (gradient,) = torch.autograd.grad(scores.max(), elements)
+            (gradient,) = torch.autograd.grad(scores.max(), elements, allow_unused=True)
+        if gradient is None:  # all columns are categories
+            continue
         distance = elements.detach() - elements.detach().mean(1, keepdim=True)
         weight = (gradient * distance).sum(-1).abs().squeeze(0)
         top = weight.argsort(descending=True)[:SHOWN_ELEMENTS].tolist()
@@ -237,13 +239,13 @@ def _number(value: object) -> str:
 def _influence(sets: Sequence[Mapping[str, Any]]) -> str:
     parts = [
         '<p class="note">The share of an element: the gradient of the predicted score, times the '
-        "distance of the element from the mean of its set.</p>"
+        "distance of the element from the mean of its set. Categories have no share.</p>"
     ]
     for one in sets:
         rows = [
             {
-                "element": e["element"],
-                "share": f"{e['share']:.1%}",
+                "(element)": e["element"],
+                "(share)": f"{e['share']:.1%}",
                 **dict(list(e["values"].items())[:SHOWN_COLUMNS]),
             }
             for e in one["elements"]
@@ -278,6 +280,11 @@ def _figure(width: float = 6.0, height: float = 3.0) -> tuple[Figure, Any]:
     return figure, axes
 
 
+def _plot_text(value: object) -> str:
+    """Return text that matplotlib does not take for a formula."""
+    return str(value).replace("$", r"\$")
+
+
 def _draw_history(history: Any, metric: str) -> Figure:
     figure, axes = _figure()
     axes.plot(history.epochs, history.losses, label="training loss", color="#999")
@@ -308,7 +315,7 @@ def _draw_confusion(target: Classes, matrix: Sequence[Sequence[int]]) -> Figure:
                 fontsize=8,
                 color="white" if share > 0.6 else "#222",
             )
-    labels = [str(label)[:16] for label in target.labels]
+    labels = [_plot_text(label)[:16] for label in target.labels]
     axes.set_xticks(range(number), labels, rotation=90 if number > 4 else 0)
     axes.set_yticks(range(number), labels)
     axes.set_xlabel("predicted")
@@ -341,6 +348,6 @@ def _draw_residuals(found: Predictions, name: str) -> Figure:
         max(found.targets.max(), found.scores.max()),
     ]
     axes.plot(ends, ends, color="#bbb", lw=0.8)
-    axes.set_xlabel(f"true {name}")
-    axes.set_ylabel(f"predicted {name}")
+    axes.set_xlabel(f"true {_plot_text(name)}")
+    axes.set_ylabel(f"predicted {_plot_text(name)}")
     return figure

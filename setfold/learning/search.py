@@ -107,7 +107,7 @@ def search(
     scale = fit_scales(plain, readouts[0])
     tables = [scale(found).double().numpy() for found in readouts]
     pairs = [(table, data.targets) for table, data in zip(tables, splits, strict=True)]
-    linear = fit_linear(target, pairs[0], pairs[1])
+    linear = fit_linear(target, pairs[0], pairs[1], settings.balanced)
     copy_linear(plain, linear, target)
     trials = []
     for name in dict.fromkeys(names):

@@ -16,7 +16,14 @@ from setfold.files.features import Feature
 from setfold.files.inputs import Input, find_inputs
 from setfold.files.readers import open_reader
 from setfold.files.rows import rows_of
-from setfold.preprocessing.columns import Columns, as_text
+from setfold.preprocessing.columns import (
+    Columns,
+    NumberColumn,
+    TimeColumn,
+    VectorColumn,
+    as_text,
+    is_text,
+)
 from setfold.preprocessing.fitting import can_be_fitted
 
 BATCH_ROWS = 1 << 16
@@ -57,8 +64,11 @@ class Source:
             raise InputError("with --explode, name the column of set ids with --set.")
         self.set, self.explode, self.skip = set, explode, skip
         self.keys = () if set is None else (set,)
+        if not names:
+            raise InputError("there is nothing to read. Pass at least one file, folder or pattern.")
         self.inputs = find_inputs(names, None, self.keys)
         self.skipped = 0
+        self.unusable: list[str] = []  # columns that cannot be features, by their type
         first = self.inputs[0]
         with open_reader(first.path, self.keys) as reader:
             self.schema = reader.schema
@@ -86,18 +96,19 @@ class Source:
             InputError: A column is missing, or is the target.
         """
         known = {field.name: self._kind(field.type) for field in self.schema}
+        left = {*without, self.set}
         names = list(known) if features is None else list(features)
         for name in names:
             if name not in known:
                 raise InputError(f"there is no column {name!r}; there are {', '.join(known)}.")
-            if features is not None and name in without:
+            if features is not None and name in left:
                 raise InputError(
                     f"{name!r} cannot be a feature, because it is the target, the set id or the "
                     "group. Leave it out of --features."
                 )
-        left = {*without, self.set}
         if features is None:
             names = [name for name in names if name not in left and can_be_fitted(known[name])]
+        self.unusable = [name for name in known if name not in (*names, *left)]
         if not names:
             raise InputError(f"no column can be a feature; there are {', '.join(known)}.")
         return {name: known[name] for name in names}
@@ -113,15 +124,7 @@ class Source:
             for batch in self._batches(found, columns, numbers):
                 table = {name: batch.column(name) for name in columns}
                 sets = self._sets(found, batch)
-                if self.explode:
-                    lists = [array for array in table.values() if is_list(array.type)]
-                    owners = pc.list_parent_indices(lists[0]) if lists else None
-                    table = {
-                        name: array.flatten() if is_list(array.type) else array.take(owners)
-                        for name, array in table.items()
-                    }
-                    sets = sets.take(owners)
-                yield sets, table
+                yield _exploded(sets, table) if self.explode else (sets, table)
 
     def elements(self, columns: Columns) -> Iterator[Elements]:
         """Yield parsed elements, batch by batch.
@@ -134,7 +137,7 @@ class Source:
         self.skipped = 0
         for found in self.inputs:
             first = 0
-            with open_reader(found.path, self.keys, numbers) as reader:
+            with open_reader(found.path, spec.texts(columns), numbers) as reader:
                 names = spec.needed(reader.schema, found.partition, found.path, columns)
                 for batch in reader.read(names, rows=BATCH_ROWS):
                     unread = reader.take_bad_rows()
@@ -176,8 +179,19 @@ class Source:
                 raise InputError(
                     f"{found.path} has no column {missing[0]!r}; it has {reader.schema.names}."
                 )
+            for name in columns:
+                self._check_kind(name, reader.schema.field(name).type, found)
             own = [] if self.set is None or self.set in found.partition else [self.set]
             yield from reader.read(list(dict.fromkeys([*columns, *own])), rows=BATCH_ROWS)
+
+    def _check_kind(self, name: str, kind: pa.DataType, found: Input) -> None:
+        """Raise InputError if a column is of another kind than in the first file."""
+        before = self._kind(self.schema.field(name).type)
+        if _family(self._kind(kind)) not in (_family(before), pa.null()):
+            raise InputError(
+                f"column {name!r} of {found.path} is {kind}; in {self.inputs[0].path} it is "
+                f"{before}. Convert it to one type."
+            )
 
     def _sets(self, found: Input, batch: pa.RecordBatch) -> pa.Array:
         if self.set is not None and self.set in batch.schema.names:
@@ -191,4 +205,35 @@ class Source:
             return pa.repeat(pa.scalar(name, pa.large_string()), size)
         if pa.types.is_dictionary(sets.type):
             sets = sets.dictionary_decode()
-        return as_text(sets)
+        try:
+            return as_text(sets)
+        except pa.ArrowInvalid as error:
+            raise InputError(
+                f"the set ids of {found.path} are {sets.type} and not valid text. Convert them."
+            ) from error
+
+
+def _exploded(sets: pa.Array, table: dict[str, pa.Array]) -> tuple[pa.Array, dict[str, pa.Array]]:
+    """Return one row for each place of the lists; rows whose lists differ in length are left out."""
+    lists = [array for array in table.values() if is_list(array.type)]
+    if not lists:
+        return sets, table
+    lengths = np.stack([pc.list_value_length(array).fill_null(-1) for array in lists])
+    alike = pa.array((lengths == lengths[0]).all(0) & (lengths[0] >= 0))
+    owners = pc.list_parent_indices(lists[0].filter(alike))
+    found = {name: array.filter(alike) for name, array in table.items()}
+    return sets.filter(alike).take(owners), {
+        name: array.flatten() if is_list(array.type) else array.take(owners)
+        for name, array in found.items()
+    }
+
+
+def _family(kind: pa.DataType) -> object:
+    """Return what types that are read alike have in common."""
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    columns = (NumberColumn("x"), TimeColumn("x"), VectorColumn("x", [0.0], [1.0]))
+    found = next((type(column) for column in columns if column.fits(kind)), None)
+    if pa.types.is_null(kind):
+        return pa.null()
+    return found or ("text" if is_text(kind) else kind)

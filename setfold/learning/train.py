@@ -28,11 +28,11 @@ from setfold.learning.loop import Progress, Settings, predict
 from setfold.learning.metrics import Predictions, measure, metric_name, standard_error
 from setfold.learning.search import Search, search
 from setfold.learning.sources import Source
-from setfold.learning.splits import TRAINING, assign_splits
-from setfold.learning.work_folder import ELEMENTS, open_work_folder
+from setfold.learning.splits import TRAINING, VALIDATION, assign_splits
+from setfold.learning.work_folder import is_interrupted, open_work_folder
 from setfold.preprocessing.columns import columns_of
 from setfold.preprocessing.fitting import ColumnFitter, Fitted
-from setfold.preprocessing.targets import Target, target_of
+from setfold.preprocessing.targets import Classes, Target, target_of
 
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 BYTES_PER_ROW = 4000  # activations and gradients of one element
@@ -153,9 +153,8 @@ def train_sets(
     ((24, 8, 8), [False, True])
     """
     path = Path(out).absolute()
-    _check_options(encoder, scale, times, validation, test)
-    if path.exists() and not (overwrite or resume):
-        raise InputError(f"{path} exists. Choose another name, or replace it with --overwrite.")
+    _check_options(encoder, scale, times, validation, test, seed)
+    _check_out(path, overwrite)
     paths = [inputs] if isinstance(inputs, str | Path) else list(inputs)
     source = Source(paths, set, explode=explode, skip=skip_errors)
     kinds = source.kinds(features, {target, *([group] if group else [])})
@@ -175,19 +174,25 @@ def train_sets(
     with open_work_folder(path, request, resume=resume, restart=restart) as work:
         note(f"reading {_shown(list(kinds))} from {len(source.inputs)} files")
         known = _labels(source, labels, target, set, group)
+        if skip_errors:  # splits are of the sets that have rows
+            present = count_elements(source)
+            known = known.of({name for name in known.values if name in present})
         goal, splits = assign_splits(known, target, task, (validation, test), seed)
         learned = {name for name, own in splits.items() if own == TRAINING}
-        counts = count_elements(source, list(kinds), learned, fitter.add)
+        counts = count_elements(source, list(kinds), learned, fitter.add, fitter.see_missing)
         fitted = fitter.finish()
+        if source.unusable and features is None:
+            note(f"left out {_shown(source.unusable)}: not of a type that can be a feature")
         _note_left_out(fitted, note)
         kept, left_out = match_labels(counts, known, skip=skip_errors)
         kept.sort(key=lambda name: splits[name])
         goals = encode_targets(goal, [known.values[name] for name in kept])
-        elements = work / ELEMENTS
         data = collect(
-            source, fitted.columns, kept, counts, goals, path=elements, memory=limit // 4
-        )
-        sizes = np.bincount([splits[name] for name in kept], minlength=3)
+            source, fitted.columns, kept, counts, goals, folder=work, memory=limit // 4
+        ).without_empty()
+        left_out += len(kept) - len(data)
+        sizes = np.bincount([splits[name] for name in data.ids], minlength=3)
+        _check_sizes(goal, data, sizes)
         ends = np.cumsum([0, *sizes]).tolist()
         training, choosing, testing = (data.part(*ends[i : i + 2]) for i in range(3))
         note(
@@ -260,7 +265,7 @@ def evaluate_sets(
         raise InputError(f"{model} was not trained by setfold train, so it predicts no label.")
     names = [inputs] if isinstance(inputs, str | Path) else list(inputs)
     source = Source(names, set, explode=explode, skip=skip_errors)
-    counts = count_elements(source)
+    counts = count_elements(source, columns.names)
     known = _labels(source, labels, target.name, set, None)
     kept, _ = match_labels(counts, known, skip=skip_errors)
     limit = parse_size(memory) - BASE_BYTES
@@ -270,9 +275,9 @@ def evaluate_sets(
         kept,
         counts,
         encode_targets(target, [known.values[name] for name in kept]),
-        path=Path(f"{model}.evaluation"),
+        folder=Path(model).absolute().parent,
         memory=limit // 2,
-    )
+    ).without_empty()
     return target, predict(loaded, data, MIN_ROWS * 8), data
 
 
@@ -331,7 +336,30 @@ def _note_left_out(fitted: Fitted, note: Callable[[str], None]) -> None:
         note(f"left out {_shown(alike)}: {why}")
 
 
-def _check_options(encoder: str, scale: str, times: str, validation: float, test: float) -> None:
+def _check_out(path: Path, overwrite: bool) -> None:
+    if path.suffix != ".safetensors":
+        raise InputError(f"a model must go to a .safetensors file; got {path.name}. Rename it.")
+    if path.exists() and not overwrite and not is_interrupted(path):
+        raise InputError(f"{path} exists. Choose another name, or replace it with --overwrite.")
+
+
+def _check_sizes(target: Target, data: SetDataset, sizes: np.ndarray) -> None:
+    """Raise InputError if there is too little to learn from."""
+    learned = data.targets[: sizes[TRAINING]]
+    if len(learned) < 2 or not sizes[VALIDATION]:
+        raise InputError(f"{len(data)} sets are too few to be split. Add sets.")
+    if isinstance(target, Classes) and len(np.unique(learned)) < 2:
+        raise InputError(
+            "all sets for training have the same class, because the groups are so large. Pass "
+            "another --seed, or smaller groups."
+        )
+
+
+def _check_options(
+    encoder: str, scale: str, times: str, validation: float, test: float, seed: int
+) -> None:
+    if not 0 <= seed < 2**32:
+        raise InputError(f"seed must be from 0 to {2**32 - 1}; got {seed}.")
     if encoder != "auto" and encoder not in CANDIDATES:
         raise InputError(f"encoder must be one of auto, {', '.join(CANDIDATES)}; got {encoder!r}.")
     if scale not in ("standard", "robust"):

@@ -12,7 +12,7 @@ from setfold.core.locks import hold
 from setfold.core.persist import write_atomically
 from setfold.errors import FileError, InputError
 
-LOCK, REQUEST, ELEMENTS = "lock", "request.json", "elements"
+LOCK, REQUEST = "lock", "request.json"
 KEPT = (".safetensors", ".json")  # checkpoints of candidates, and their numbers of epochs
 TEMPORARY = ".part"  # a checkpoint that was not complete
 
@@ -67,6 +67,11 @@ def open_work_folder(
         _remove(folder)
 
 
+def is_interrupted(model: Path) -> bool:
+    """Whether there is an interrupted training of a model."""
+    return (model.with_name(model.name + ".work") / REQUEST).exists()
+
+
 def _begin(model: Path, folder: Path, request: Any, resume: bool, restart: bool) -> None:
     """Check that an interrupted training may be resumed, or discard it."""
     path = folder / REQUEST
@@ -98,7 +103,7 @@ def _check(folder: Path) -> None:
     if folder.is_symlink() or not folder.is_dir():
         raise FileError(f"{folder} is not a folder. Rename it, or choose another model.")
     for path in folder.iterdir():
-        known = path.name in (LOCK, ELEMENTS) or path.suffix in (*KEPT, TEMPORARY)
+        known = path.name == LOCK or path.suffix in (*KEPT, TEMPORARY)
         if not known or path.is_symlink() or not path.is_file():
             raise FileError(
                 f"{folder} contains {path.name!r}, which is not part of a training. Rename the "

@@ -93,10 +93,13 @@ class ColumnFitter:
     def add(self, table: Mapping[str, pa.Array]) -> None:
         """Take some more rows."""
         for name, fit in self._fits.items():
-            values = table[name]
-            if pa.types.is_dictionary(values.type):
-                values = values.dictionary_decode()
-            fit.add(values)
+            fit.add(_plain(table[name]))
+
+    def see_missing(self, table: Mapping[str, pa.Array]) -> None:
+        """Note in which columns values are missing, also in rows that are not fitted."""
+        for name, fit in self._fits.items():
+            if isinstance(fit, _NumberFit) and not fit.missing:
+                fit.missing = int(np.isnan(as_numbers(_plain(table[name]))).any())
 
     def finish(self) -> Fitted:
         """Return the columns.
@@ -117,6 +120,10 @@ class ColumnFitter:
                 + ", ".join(f"{name} ({why})" for name, why in left_out.items())
             )
         return Fitted(Columns(found), left_out)
+
+
+def _plain(values: pa.Array) -> pa.Array:
+    return values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
 
 
 def can_be_fitted(kind: pa.DataType) -> bool:
@@ -274,7 +281,6 @@ class _TimeFit:
     def __init__(self, name: str, age: bool) -> None:
         self.name, self.age = name, age
         self.latest: int | None = None
-        self.missing = 0
 
     def add(self, values: pa.Array) -> None:
         micros = values.cast(pa.timestamp("us", getattr(values.type, "tz", None)), safe=False)

@@ -6,6 +6,7 @@ import pickle
 import warnings
 
 import numpy as np
+import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
@@ -106,3 +107,24 @@ def test_a_pretrained_encoder_makes_vectors():
     found = SetVectorizer(encoder, scale=None).fit_transform(sets)
     expected = encoder(torch.tensor(sets[3], dtype=torch.float32)[None]).flatten(1).detach()
     np.testing.assert_allclose(found[3:4], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_labels_of_a_series_are_in_the_order_of_the_sets():
+    sets, y = some_sets()
+    order = np.random.default_rng(0).permutation(len(sets))
+    mixed, series = [sets[i] for i in order], pd.Series(y)[order]
+    model = SetClassifier("statistics").fit(mixed, series)
+    assert model.score(mixed, series) > 0.8
+    objects = np.empty(len(sets), object)
+    objects[:] = sets
+    scores = cross_val_score(SetClassifier("statistics"), objects, pd.Series(y), cv=3)
+    assert scores.mean() > 0.8
+
+
+def test_the_index_of_a_pandas_frame_is_no_feature():
+    rows, labels = make_table()
+    frame = rows.to_pandas()
+    by_set = dict(zip(labels["user"].to_pylist(), labels["wild"].to_pylist(), strict=True))
+    model = SetClassifier("statistics", set="user").fit(frame[frame.x > -9], by_set)
+    assert model.columns_.names == ["x", "y", "kind"]
+    assert model.predict(frame).shape == (60,)

@@ -155,7 +155,7 @@ def test_one_set_per_file_by_name(tmp_path):
     (tmp_path / "labels.csv").write_text("\n".join(lines))
     result = train_sets(
         str(tmp_path / "*.npy"),
-        tmp_path / "model",
+        tmp_path / "model.safetensors",
         target="species",
         labels=tmp_path / "labels.csv",
         encoder="statistics",
@@ -176,7 +176,7 @@ def test_rows_are_grouped_by_set(tmp_path, memory):
     counts = dataset.count_elements(source)
     ids = ["u7", "u3", "u12"]
     data = dataset.collect(
-        source, columns, ids, counts, np.arange(3), path=tmp_path / "elements", memory=memory
+        source, columns, ids, counts, np.arange(3), folder=tmp_path, memory=memory
     )
     assert isinstance(data.elements, np.memmap) == (memory == 0)
     for number, name in enumerate(ids):
@@ -277,7 +277,7 @@ def test_missing_values_and_ages_and_centres(folder):
 def test_an_interrupted_training_ends_with_the_same_bits(folder, monkeypatch):
     options = {"encoder": "slots", "epochs": 4}
     torch.manual_seed(1)
-    trained(folder, out=folder / "whole", **options)
+    trained(folder, out=folder / "whole.safetensors", **options)
     torch.manual_seed(2)
     steps, original = [], loop._Fit._step
 
@@ -291,14 +291,16 @@ def test_an_interrupted_training_ends_with_the_same_bits(folder, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(loop._Fit, "_step", step)
         with pytest.raises(KeyboardInterrupt):
-            trained(folder, out=folder / "parts", **options)
-    assert (folder / "parts.work" / "slots.safetensors").exists()
+            trained(folder, out=folder / "parts.safetensors", **options)
+    assert (folder / "parts.safetensors.work" / "slots.safetensors").exists()
     with pytest.raises(setfold.InputError, match="--resume, or discard it with --restart"):
-        trained(folder, out=folder / "parts", **options)
+        trained(folder, out=folder / "parts.safetensors", **options)
     with pytest.raises(setfold.InputError, match="had different settings"):
-        trained(folder, out=folder / "parts", resume=True, **options, seed=1)
-    trained(folder, out=folder / "parts", resume=True, **options)
-    mine, other = (setfold.load(folder / name).state_dict() for name in ("whole", "parts"))
+        trained(folder, out=folder / "parts.safetensors", resume=True, **options, seed=1)
+    trained(folder, out=folder / "parts.safetensors", resume=True, **options)
+    mine, other = (
+        setfold.load(folder / f"{name}.safetensors").state_dict() for name in ("whole", "parts")
+    )
     assert all(torch.equal(mine[name], other[name]) for name in mine)
 
 
@@ -376,7 +378,7 @@ def test_several_files_are_one_table(tmp_path):
     folder = write_tables(tmp_path / "in", files=3)
     result = train_sets(
         [folder / f"rows-{i}.parquet" for i in range(3)],
-        tmp_path / "model",
+        tmp_path / "model.safetensors",
         target="wild",
         labels=folder / "labels.pq.parquet",
         set="user",

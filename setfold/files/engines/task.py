@@ -160,7 +160,7 @@ class Task:
             return
         first, (dtype, _) = shard.start, self.dtypes
         numbers = self.columns.numbers(self.parser)
-        with open_reader(path, self.columns.set_names, numbers) as reader:
+        with open_reader(path, self.columns.texts(self.parser), numbers) as reader:
             names = self.columns.needed(reader.schema, partition, path, self.parser)
             for batch in reader.read(names, shard.start, shard.stop, rows=self.batch_rows):
                 unread = reader.take_bad_rows()  # just before the batch
