@@ -1,9 +1,10 @@
 """Compute class centroids of images with slots on a grid, although features have no coordinates.
 
-    python -m experiments run places-features --size small     # about 10 minutes on two busy cores
+    python -m experiments run places-features --size small     # about 5 minutes on two busy cores
 
 Not in the paper.
-Measured: not run yet.
+Measured: 1 supports: Deep Sets 0.2078; SSE, wide slots 0.2033; Places, 4 × 4 0.1825. 500 supports:
+Places, 4 × 4 0.5112; SSE, wide slots 0.4956; Deep Sets 0.4899.
 """
 
 from __future__ import annotations
@@ -74,9 +75,18 @@ RECIPE = Recipe(
     section=section,
     headline=headline,
     outcome=Outcome.PLACES,
-    holds="open",
-    summary="",
-    verdict="",
-    cut="",
-    minutes=10,
+    holds="yes from 10 images on, but perhaps not because of the grid",
+    summary="""On features without coordinates, slots on a 4 × 4 grid over two principal components
+    are the worst with 1 and 2 images per class (0.1825 against 0.2078 of Deep Sets) and the best
+    from 10 on (0.5112 against 0.4899 with 500), with ten times the parameters.""",
+    verdict="""With few images most of the 16 slots are empty, and places are worse than Deep Sets
+    by 2.5 percentage points with one image. From 10 images on they are better, by up to 2.1 points,
+    and better than wide slots by up to 1.6. This is no proof that the grid helps. The model with
+    places has no network before it: its linear layer sees means of the features themselves, and it
+    has 524,416 parameters where Deep Sets have 49,408. A mean of the features without any network
+    was not measured here; it may be as good.""",
+    cut="""The paper has no such experiment. 2 epochs, as for image centroids above. The bounds of the
+    grid contain 98 of 100 training images; the others are clamped to its border. Parameters are
+    not matched.""",
+    minutes=5,
 )
