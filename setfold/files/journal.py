@@ -269,6 +269,9 @@ def _validate(journal: Journal) -> None:
 
     A checksum shows damage. It does not show who wrote a journal.
     """
+    lists = (journal.buckets, journal.replaces)
+    if not all(found is None or isinstance(found, list) for found in lists):
+        raise ValueError("buckets and stamps must be lists")
     counts = [getattr(journal, name) for name in COUNTS]
     whole = [
         *counts,

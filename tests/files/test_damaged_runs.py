@@ -228,6 +228,7 @@ HOSTILE = {
     "NaN": {"read": float("nan")},
     "a negative bucket": {"buckets": [-1]},
     "a bucket without files": {"buckets": [99]},
+    "a number of buckets": {"buckets": 0.0},
     "a run that is listed twice": {"sorted_runs": ["00.run", "00.run"]},
     "names that are numbers": {"sorted_runs": [7]},
     "lengths that are a list": {"lengths": []},
