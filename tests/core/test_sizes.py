@@ -16,6 +16,8 @@ from tests.small import draw, moved
 
 ENCODERS = STREAMING | WHOLE
 SIZES = [1e-38, 1e-30, 1e-10, 1e10, 1e18, 2e19, 1e20, 1e25, 1e30, 1e35, 1e38]
+# Larger elements may be refused. A variance by slot is a sum of squares, which do not fit.
+REFUSED = dict.fromkeys(ENCODERS, 1e35) | {"places, several": 1e19}
 LARGEST = torch.finfo(torch.float32).max
 
 pytestmark = pytest.mark.filterwarnings("ignore::setfold.CancelledAttentionWarning")
@@ -36,7 +38,7 @@ def test_encodings_are_those_of_float64(name):
         try:
             found = encoder(elements).detach().double()
         except setfold.NonFiniteError:
-            assert size > 1e35, f"{size} is refused"
+            assert size > REFUSED[name], f"{size} is refused"
             continue
         rounded = torch.where(expected.abs() > LARGEST, expected.sign() * torch.inf, expected)
         scale = rounded.abs().nan_to_num(posinf=0).max()
