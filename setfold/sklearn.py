@@ -33,15 +33,15 @@ from setfold.core.encoder import StreamingSetEncoder
 from setfold.encoders.summary import SummaryStatistics
 from setfold.errors import InputError
 from setfold.files.kinds import open_frame
-from setfold.files.rows import decoded
 from setfold.learning.candidates import CANDIDATES
 from setfold.learning.dataset import SetDataset
 from setfold.learning.loop import Settings, encode_all, predict
 from setfold.learning.search import Search, search
 from setfold.learning.splits import TRAINING, VALIDATION, split
-from setfold.preprocessing.columns import Columns, NumberColumn, is_text
+from setfold.preprocessing.columns import Columns, NumberColumn
 from setfold.preprocessing.fitting import ColumnFitter, can_be_fitted
 from setfold.preprocessing.targets import Classes, Quantity, Target
+from setfold.preprocessing.values import decoded, is_text
 
 FRAME_ROWS = 1 << 20
 LEAST = 1e-12  # standard deviation of a quantity that does not vary
@@ -349,8 +349,7 @@ def _sets_in_frame(frame: Any, set: str, columns: Columns | None) -> _Sets:
 
 
 def _plain(values: pa.ChunkedArray) -> pa.Array:
-    array = values.combine_chunks()
-    array = decoded(array)
+    array = decoded(values.combine_chunks())
     return array.cast(pa.large_string()) if is_text(array.type) else array
 
 

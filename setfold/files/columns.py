@@ -21,6 +21,7 @@ from setfold.files.features import (
 from setfold.files.ids import TYPES, check_type, show
 from setfold.files.readers.reader import listed, suggest
 from setfold.preprocessing.columns import CategoryColumn, Column, Columns
+from setfold.preprocessing.values import is_list
 
 ROW_ID = [("file", pa.large_string()), ("row", pa.int64())]  # the id of a row that is a set
 OPTIONAL = ("excluded", "types")  # not written if empty
@@ -295,17 +296,6 @@ def depth_of(kind: pa.DataType) -> int:
         kind = kind.value_type
     is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
     return 0 if is_number or pa.types.is_boolean(kind) or pa.types.is_decimal(kind) else -1
-
-
-def is_list(kind: pa.DataType) -> bool:
-    """Whether a column holds lists, of fixed or variable length.
-
-    Args:
-        kind: The type of the column.
-    """
-    return (
-        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    )
 
 
 def _id_type(name: str, kind: pa.DataType) -> pa.DataType:

@@ -10,11 +10,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from setfold.errors import InputError
-from setfold.files.columns import ColumnSpec, is_list
+from setfold.files.columns import ColumnSpec
 from setfold.files.features import Feature
 from setfold.files.ids import TEXT, pack
 from setfold.files.readers import BadRow
 from setfold.preprocessing.columns import Columns
+from setfold.preprocessing.values import decoded, is_list
 
 BLOCK_ROWS = 8192  # rows that are copied at a time; more would not fit into the CPU cache
 
@@ -144,17 +145,6 @@ def _set_ids(
         for name in columns.set_names
     ]
     return arrays[0] if isinstance(columns.set, str) else pack(arrays)
-
-
-def decoded(array: pa.Array) -> pa.Array:
-    """Return the values of a dictionary array; other arrays as they are."""
-    if not pa.types.is_dictionary(array.type):
-        return array
-    values = array.dictionary
-    if values.type in (pa.string_view(), pa.binary_view()):  # Arrow cannot take from these
-        is_text = values.type == pa.string_view()
-        values = values.cast(pa.large_string() if is_text else pa.large_binary())
-    return values.take(array.indices)
 
 
 @dataclass

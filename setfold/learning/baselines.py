@@ -16,7 +16,7 @@ from setfold.learning.candidates import Model
 from setfold.learning.dataset import SetDataset
 from setfold.learning.loop import encode_all
 from setfold.learning.metrics import Predictions, loss_of
-from setfold.preprocessing.heads import Standardize
+from setfold.preprocessing.heads import ResidualHead, Standardize
 from setfold.preprocessing.targets import Classes, Target
 
 PENALTIES = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0)
@@ -103,7 +103,9 @@ def fit_scales(model: Model, readouts: torch.Tensor) -> Standardize:
 def _linear_of(model: Model) -> nn.Linear:
     assert isinstance(model.head, nn.Sequential)
     found = model.head[1]
-    return found if isinstance(found, nn.Linear) else found.linear  # type: ignore[return-value]
+    linear = found.linear if isinstance(found, ResidualHead) else found
+    assert isinstance(linear, nn.Linear)
+    return linear
 
 
 def spread(model: Any, statistics: np.ndarray, target: Classes) -> np.ndarray:

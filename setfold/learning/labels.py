@@ -13,8 +13,9 @@ import pyarrow as pa
 from setfold.errors import InputError
 from setfold.files.readers import open_reader
 from setfold.learning.sources import BATCH_ROWS, Source
-from setfold.preprocessing.columns import NumberColumn, as_text, is_text
+from setfold.preprocessing.columns import NumberColumn
 from setfold.preprocessing.targets import Classes, Quantity, Target
+from setfold.preprocessing.values import as_text, decoded, is_text
 
 FEW_CLASSES = 20  # whole numbers with at most so many different values are classes
 SHOWN = 5  # names in an error message
@@ -228,11 +229,8 @@ def _add_group(groups: dict[str, str], name: str, own: Any, column: str) -> None
 
 
 def _plain(values: pa.Array | pa.ChunkedArray) -> pa.Array:
-    if isinstance(values, pa.ChunkedArray):
-        values = values.combine_chunks()
-    if pa.types.is_dictionary(values.type):
-        values = values.dictionary_decode()
-    return values
+    """Return a column in one piece, without a dictionary."""
+    return decoded(values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values)
 
 
 def _text_column(schema: pa.Schema, target: str, path: str | Path) -> str:

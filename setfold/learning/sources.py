@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from setfold.errors import FileError, InputError
-from setfold.files.columns import ColumnSpec, is_list
+from setfold.files.columns import ColumnSpec
 from setfold.files.features import Feature
 from setfold.files.inputs import Input, find_inputs
 from setfold.files.readers import open_reader
@@ -21,10 +21,9 @@ from setfold.preprocessing.columns import (
     NumberColumn,
     TimeColumn,
     VectorColumn,
-    as_text,
-    is_text,
 )
 from setfold.preprocessing.fitting import can_be_fitted
+from setfold.preprocessing.values import as_text, decoded, is_list, is_text
 
 BATCH_ROWS = 1 << 16
 
@@ -203,10 +202,8 @@ class Source:
         if sets is None:
             name = found.name if self.set is None else found.partition[self.set]
             return pa.repeat(pa.scalar(name, pa.large_string()), size)
-        if pa.types.is_dictionary(sets.type):
-            sets = sets.dictionary_decode()
         try:
-            return as_text(sets)
+            return as_text(decoded(sets))
         except pa.ArrowInvalid as error:
             raise InputError(
                 f"the set ids of {found.path} are {sets.type} and not valid text. Convert them."

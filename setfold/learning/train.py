@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -175,38 +175,25 @@ def train_sets(
         note(f"reading {_shown(list(kinds))} from {len(source.inputs)} files")
         known = _labels(source, labels, target, set, group)
         if skip_errors:  # splits are of the sets that have rows
-            present = count_elements(source)
-            known = known.of({name for name in known.values if name in present})
+            known = known.of(count_elements(source))
         goal, splits = assign_splits(known, target, task, (validation, test), seed)
-        learned = {name for name, own in splits.items() if own == TRAINING}
-        counts = count_elements(source, list(kinds), learned, fitter.add, fitter.see_missing)
-        fitted = fitter.finish()
+        read = _read(source, fitter, list(kinds), known, goal, splits, work, limit // 4)
         if source.unusable and features is None:
             note(f"left out {_shown(source.unusable)}: not of a type that can be a feature")
-        _note_left_out(fitted, note)
-        kept, left_out = match_labels(counts, known, skip=skip_errors)
-        kept.sort(key=lambda name: splits[name])
-        goals = encode_targets(goal, [known.values[name] for name in kept])
-        data = collect(
-            source, fitted.columns, kept, counts, goals, folder=work, memory=limit // 4
-        ).without_empty()
-        left_out += len(kept) - len(data)
-        sizes = np.bincount([splits[name] for name in data.ids], minlength=3)
-        _check_sizes(goal, data, sizes)
-        ends = np.cumsum([0, *sizes]).tolist()
-        training, choosing, testing = (data.part(*ends[i : i + 2]) for i in range(3))
+        _note_left_out(read.fitted, note)
+        training, choosing, testing = read.parts
         note(
-            f"{sizes[0]} sets for training, {sizes[1]} for validation, {sizes[2]} for the test; "
-            f"{len(data.elements)} elements"
+            f"{len(training)} sets for training, {len(choosing)} for validation, {len(testing)} "
+            f"for the test; {read.elements} elements"
         )
-        testing = testing if len(testing) else choosing
+        reported = testing if len(testing) else choosing
         found = search(
             CANDIDATES if encoder == "auto" else [encoder],
-            fitted.columns,
+            read.fitted.columns,
             goal,
             training,
             choosing,
-            testing,
+            reported,
             settings,
             center=center,
             seconds=seconds,
@@ -220,13 +207,50 @@ def train_sets(
         goal,
         found,
         fit_baselines(goal, seen, unseen, found.linear, seed),
-        fitted,
-        (int(sizes[0]), int(sizes[1]), int(sizes[2])),
-        len(data.elements),
-        left_out,
+        read.fitted,
+        (len(training), len(choosing), len(testing)),
+        read.elements,
+        read.left_out,
         source.skipped,
-        testing,
+        reported,
     )
+
+
+class _Read(NamedTuple):
+    """The sets for training, validation and test, and how their columns were read."""
+
+    fitted: Fitted
+    parts: tuple[SetDataset, SetDataset, SetDataset]
+    elements: int
+    left_out: int  # sets without labels or rows
+
+
+def _read(
+    source: Source,
+    fitter: ColumnFitter,
+    columns: list[str],
+    labels: Labels,
+    target: Target,
+    splits: dict[str, int],
+    folder: Path,
+    memory: int,
+) -> _Read:
+    """Fit the columns to the training sets, then read all sets."""
+    learned = {name for name, own in splits.items() if own == TRAINING}
+    counts = count_elements(source, columns, learned, fitter.add, fitter.see_missing)
+    fitted = fitter.finish()
+    kept, left_out = match_labels(counts, labels, skip=source.skip)
+    kept.sort(key=lambda name: splits[name])
+    targets = encode_targets(target, [labels.values[name] for name in kept])
+    data = collect(
+        source, fitted.columns, kept, counts, targets, folder=folder, memory=memory
+    ).without_empty()
+    sizes = np.bincount([splits[name] for name in data.ids], minlength=3)
+    _check_sizes(target, data, sizes)
+    ends = np.cumsum([0, *sizes]).tolist()
+    training, choosing, testing = (data.part(*ends[i : i + 2]) for i in range(3))
+    left_out += len(kept) - len(data)
+    return _Read(fitted, (training, choosing, testing), len(data.elements), left_out)
 
 
 def evaluate_sets(

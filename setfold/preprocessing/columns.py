@@ -34,6 +34,7 @@ from setfold.core.arguments import (
     check_text,
 )
 from setfold.errors import InputError
+from setfold.preprocessing.values import as_numbers, as_text, is_text, is_vector
 
 DAY = 86_400e6  # microseconds
 MONDAY = 4  # 1970-01-05 was the first Monday, 4 days after the origin of timestamps
@@ -408,38 +409,3 @@ class Columns(nn.Module):
 def columns_of(model: nn.Module) -> Columns | None:
     """Return the columns that a model reads; None if it takes elements as they are."""
     return next((module for module in model.modules() if isinstance(module, Columns)), None)
-
-
-def as_numbers(values: pa.Array) -> np.ndarray:
-    """Return values as float64, with NaN for nulls.
-
-    >>> as_numbers(pa.array([True, None]))
-    array([ 1., nan])
-    """
-    if pa.types.is_boolean(values.type):
-        values = values.cast(pa.int8())
-    return values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
-
-
-def as_text(values: pa.Array) -> pa.Array:
-    """Return values as text; whole numbers in decimal.
-
-    >>> as_text(pa.array([7, None])).to_pylist()
-    ['7', None]
-    """
-    return values.cast(pa.large_string())
-
-
-def is_text(kind: pa.DataType) -> bool:
-    """Whether a column holds text."""
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or kind == pa.string_view()
-
-
-def is_vector(kind: pa.DataType) -> bool:
-    """Whether a column holds lists of numbers."""
-    is_list = (
-        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    )
-    return is_list and (
-        pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type)
-    )

@@ -19,11 +19,8 @@ from setfold.preprocessing.columns import (
     NumberColumn,
     TimeColumn,
     VectorColumn,
-    as_numbers,
-    as_text,
-    is_text,
-    is_vector,
 )
+from setfold.preprocessing.values import as_numbers, as_text, decoded, is_text, is_vector
 
 SAMPLE = 1 << 16  # rows from which quantiles are estimated
 MAX_DISTINCT = 1 << 20  # values of a category that are counted
@@ -93,13 +90,13 @@ class ColumnFitter:
     def add(self, table: Mapping[str, pa.Array]) -> None:
         """Take some more rows."""
         for name, fit in self._fits.items():
-            fit.add(_plain(table[name]))
+            fit.add(decoded(table[name]))
 
     def see_missing(self, table: Mapping[str, pa.Array]) -> None:
         """Note in which columns values are missing, also in rows that are not fitted."""
         for name, fit in self._fits.items():
             if isinstance(fit, _NumberFit) and not fit.missing:
-                fit.missing = int(np.isnan(as_numbers(_plain(table[name]))).any())
+                fit.missing = int(np.isnan(as_numbers(decoded(table[name]))).any())
 
     def finish(self) -> Fitted:
         """Return the columns.
@@ -120,10 +117,6 @@ class ColumnFitter:
                 + ", ".join(f"{name} ({why})" for name, why in left_out.items())
             )
         return Fitted(Columns(found), left_out)
-
-
-def _plain(values: pa.Array) -> pa.Array:
-    return values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
 
 
 def can_be_fitted(kind: pa.DataType) -> bool:
