@@ -17,6 +17,7 @@ from setfold import cli
 from setfold.learning import loop
 from setfold.learning.dataset import SetDataset
 from setfold.learning.train import evaluate_sets, train_sets
+from setfold.preprocessing.columns import columns_of
 from tests.learning.data import make_table
 
 
@@ -66,25 +67,28 @@ def test_categories_are_text_in_every_format(folder):
 
 @pytest.mark.parametrize("rows", [1 << 20, 1])
 def test_class_weights_do_not_depend_on_micro_batches(rows):
-    data = SetDataset(
-        ["a", "b", "c"],
-        np.random.default_rng(0).standard_normal((6, 2)).astype(np.float32),
-        np.array([0, 2, 4, 6]),
-        np.array([0, 0, 1]),
-    )
+    elements = np.random.default_rng(0).standard_normal((8, 2)).astype(np.float32)
+    data = SetDataset(list("abcd"), elements, np.array([0, 2, 4, 6, 8]), np.array([0, 0, 0, 1]))
     torch.manual_seed(0)
     head = torch.nn.Sequential(torch.nn.Linear(2, 2), setfold.Classes("k", ["a", "b"]))
     model = setfold.Composition(setfold.Pool(2), None, head)
     with torch.no_grad():
-        logits = model(torch.from_numpy(data.elements).view(3, 2, 2))
-    weights = torch.tensor([0.75, 0.75, 1.5])
-    each = torch.nn.functional.cross_entropy(
-        logits, torch.from_numpy(data.targets), reduction="none"
-    )
-    settings = loop.Settings(epochs=1, batch_sets=3, batch_rows=rows, balanced=True)
+        logits = model(torch.from_numpy(elements).view(4, 2, 2))
+    wanted = torch.from_numpy(data.targets)
+    weights = torch.tensor([2 / 3, 2.0])
+    each = torch.nn.functional.cross_entropy(logits, wanted, weights, reduction="none")
+    settings = loop.Settings(epochs=1, batch_sets=2, batch_rows=rows, balanced=True)
+    first = loop._Fit(model, data, data, settings, None, None)._batch(0)
+    expected = float(each[first].sum() / weights[wanted[first]].sum())
     seen = []
     loop.fit(model, data, data, settings, progress=lambda now: seen.append(now.loss))
-    assert seen[0] == pytest.approx(float((weights * each).sum() / weights.sum()), rel=1e-5)
+    assert seen[0] == pytest.approx(expected, rel=1e-5)
+
+
+def test_candidates_share_no_weights(folder):
+    models = [trial.model for trial in trained(folder, encoder="auto").search.trials]
+    tables = [columns_of(model)["kind"].vectors.weight for model in models]
+    assert len({table.data_ptr() for table in tables}) == len(tables) == 4
 
 
 def test_groups_contain_whole_sets(folder):
