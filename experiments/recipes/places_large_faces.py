@@ -31,6 +31,7 @@ PIXELS = {
     Size.PAPER: (20, 100, 500, 1000, 2000, 4000),
 }
 MODELS: dict[str, Reader] = {"Places, 32 × 32": Painted(Painting(32)), **READERS}
+TESTED = 250  # of 1,000 test images, the same for all models; attention to 4000 pixels is slow
 
 
 def training_of(size: Size, seed: int) -> Training[Completion]:
@@ -39,7 +40,7 @@ def training_of(size: Size, seed: int) -> Training[Completion]:
     if size is Size.SMALL:
         training = replace(training, epochs=4)
     most = 60 if size is Size.SMOKE else 1000
-    return with_task(training, side=64, most=most)
+    return with_task(training, side=64, most=most, tested=TESTED)
 
 
 def runs(size: Size, seed: int) -> list[Run]:
