@@ -14,14 +14,17 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import setfold
 from experiments import report
 from experiments.places import Plane
-from experiments.recipe import Outcome, Recipe, Run, Size
+from experiments.pools import DeepSets, LinearMean
+from experiments.recipe import Metrics, Outcome, Recipe, Run, Size
 from experiments.recipes.common import curve_section, ends, with_methods
 from experiments.recipes.image_centroids import SUPPORTS
 from experiments.recipes.settings import IMAGE_METHODS, IMAGES
 from experiments.records import Record
 from experiments.report import Section
+from experiments.tasks.centroids import FeatureCentroids
 
 WAY = {Size.SMOKE: 10, Size.SMALL: 200, Size.PAPER: 200}
 BOUND = 12.0  # 98 of 100 images are inside; the standard deviations are 4.5 and 4.2
@@ -29,21 +32,30 @@ METHODS: dict[str, dict[str, Any]] = {
     "Deep Sets": IMAGE_METHODS["Deep Sets"],
     "SSE, wide slots": IMAGE_METHODS["SSE, wide slots"],
     "Places, 4 × 4": {"pool": Plane(BOUND), "layers": 0},
+    "Linear, mean": {"pool": DeepSets("mean"), "layers": 0},
+    "Linear, mean, wide": {"pool": LinearMean(1362), "layers": 0},  # the parameters of places
 }
+UNTRAINED = "Mean of the features"
 
 
 def runs(size: Size, seed: int) -> list[Run]:
-    """Measure each method with each support size."""
+    """Measure each method, and the mean of the features itself, with each support size."""
     trainings = with_methods(replace(IMAGES[size], seed=seed), METHODS)
+    arguments = {"supports": SUPPORTS[size], "ways": (WAY[size],)}
+    task = IMAGES[size].task
     return [
-        Run(
-            method,
-            one,
-            partial(one.task.growing, supports=SUPPORTS[size], ways=(WAY[size],)),
-            seed=seed,
-        )
-        for method, one in trainings.items()
+        *(
+            Run(method, one, partial(one.task.growing, **arguments), seed=seed)
+            for method, one in trainings.items()
+        ),
+        Run(UNTRAINED, None, partial(_mean, task=task, **arguments), seed=seed),
     ]
+
+
+def _mean(model: None, task: FeatureCentroids, **arguments: Any) -> Metrics:
+    """Measure the mean of the features, without a network."""
+    width = task.data()[0]["train"].shape[1]
+    return task.growing(setfold.Pool(width, "mean"), **arguments)
 
 
 def values_of(records: Sequence[Record]) -> dict[str, dict[float, list[float]]]:
