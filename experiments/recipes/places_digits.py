@@ -33,14 +33,16 @@ PIXELS = {
 }
 MODELS: dict[str, Reader] = {"Places, 14 × 14": Painted(Painting(14)), **READERS}
 TARGETS = 64  # of 256 for faces: with as much CPU time, models learn more from more steps
-TESTED = 500  # of 10,000 test digits, the same for all models
+TESTED = 250  # of 10,000 test digits, the same for all models
 
 
 def training_of(size: Size, seed: int) -> Training[Completion]:
     """Return the training on faces, on digits; there are seven times as many."""
     training = replace(places_faces.TRAININGS[size], seed=seed)
     if size is Size.SMALL:
-        training = with_task(replace(training, epochs=2, validations=2), targets=TARGETS)
+        training = with_task(
+            replace(training, epochs=1, batch_size=8, validations=2), targets=TARGETS
+        )
     most = min(100, training.task.most)
     return with_task(training, pictures="digits", side=28, fewest=15, most=most, tested=TESTED)
 

@@ -38,7 +38,7 @@ def training_of(size: Size, seed: int) -> Training[Completion]:
     """Return the training on small faces, with fewer epochs and up to 1000 pixels."""
     training = replace(places_faces.TRAININGS[size], seed=seed)
     if size is Size.SMALL:
-        training = replace(training, epochs=3, batch_size=8, validations=2)
+        training = replace(training, epochs=2, batch_size=8, validations=2)
     most = 60 if size is Size.SMOKE else 1000
     return with_task(training, side=64, most=most, tested=TESTED)
 
