@@ -148,7 +148,8 @@ def test_files_say_how_many_elements_were_outside(tmp_path):
         out = tmp_path / f"{expected}.parquet"
         summary = setfold.encode_sets(encoder, rows, out, set="event", states=states)
         assert summary.outside == expected
-        assert setfold.readout_states(states, tmp_path / f"again-{expected}.npz").outside == expected
+        again = setfold.readout_states(states, tmp_path / f"again-{expected}.npz")
+        assert again.outside == expected
         states.unlink()
 
 
