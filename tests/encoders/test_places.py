@@ -75,7 +75,7 @@ def test_the_set_convolution_of_convcnp():
     weights = torch.exp(-squared / (2 * length**2))
     density = weights.sum(1)
     signal = torch.einsum("bnk,bn->bk", weights, elements[..., 2]) / density
-    assert_close(encoder(elements), torch.stack([density, signal], -1), rtol=1e-10, atol=1e-12)
+    assert_close(encoder(elements), torch.stack([density, signal], -1), **TIGHT)
 
 
 def test_fisher_vectors():
@@ -89,7 +89,7 @@ def test_fisher_vectors():
     offsets = (elements[:, :, None] - centres) / sigma  # (B, n, K, 3)
     posterior = torch.softmax(-0.5 * offsets.square().sum(-1), -1).unsqueeze(-1)
     expected = torch.cat([(posterior * v).sum(1) for v in (offsets, offsets.square() - 1)], -1)
-    assert_close(encoder(elements), expected, rtol=1e-10, atol=1e-12)
+    assert_close(encoder(elements), expected, **TIGHT)
 
 
 # ---- weights -------------------------------------------------------------------------------------
