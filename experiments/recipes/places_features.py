@@ -43,7 +43,7 @@ UNTRAINED = "Mean of the features"
 def runs(size: Size, seed: int) -> list[Run]:
     """Measure each method, and the mean of the features itself, with each support size."""
     trainings = with_methods(replace(IMAGES[size], seed=seed), METHODS)
-    arguments = {"supports": SUPPORTS[size], "ways": (WAY[size],)}
+    arguments: dict[str, Any] = {"supports": SUPPORTS[size], "ways": (WAY[size],)}
     task = IMAGES[size].task
     return [
         *(
