@@ -36,7 +36,6 @@ from setfold.core.absorb import (
     PROBED,
     VALID,
     Arrivals,
-    Groups,
     absorb_into,
     absorb_whole,
     check_elements,
@@ -146,7 +145,9 @@ class StreamingSetEncoder(SetEncoder):
         """
         return None
 
-    def absorb_groups(self, elements: Tensor, groups: Groups, prepared: Any) -> Arrivals | None:
+    def absorb_ragged(
+        self, elements: Tensor, index: Tensor, batch_size: int, prepared: Any
+    ) -> Arrivals | None:
         """The statistics of ragged rows (N, d), on the CPU without a graph, some sets at a time.
 
         None, the default, absorbs the sets of each length as a dense chunk.

@@ -200,7 +200,9 @@ class _Replay:
             for name, parts in own.items():
                 held = found[name]
                 found[name] = tuple(
-                    whole.index_copy(0, sets, part.to(whole.dtype))
+                    part.to(whole.dtype)
+                    if sets is None
+                    else whole.index_copy(0, sets, part.to(whole.dtype))
                     for whole, part in zip(held, parts, strict=True)
                 )
         return found

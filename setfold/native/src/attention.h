@@ -3,6 +3,7 @@
 #ifndef SETFOLD_ATTENTION_H
 #define SETFOLD_ATTENTION_H
 
+#include "export.h"
 #include "matrix.h"
 
 #define EPSILON 1e-8f /* the paper's, added to every sigmoid */
@@ -150,8 +151,10 @@ HELPER void exponentiate(const Scores *scores, float *logits, int64_t rows, cons
             memset(row, 0, width * sizeof(float));
             continue;
         }
-        for (int64_t v = 0; v < width; v += LANES)
-            store(row + v, exponential(load(row + v) - load(scores->peaks + v)));
+        for (int64_t v = 0; v < width; v += LANES) {
+            vec below = smaller(spread(0), load(row + v) - load(scores->peaks + v));
+            store(row + v, exponential(below)); /* only rounding puts a logit above the peak */
+        }
     }
 }
 
@@ -177,13 +180,6 @@ HELPER int64_t block_rows(int64_t dim, int64_t width) {
     int64_t rows = 40 * 1024 / (4 * (dim + width)) / 16 * 16;
     return rows < 32 ? 32 : rows > 256 ? 256 : rows;
 }
-
-#define JOIN_(a, b) a##_##b
-#define JOIN(a, b) JOIN_(a, b)
-#define EXPORT(name) __attribute__((visibility("default"))) JOIN(name, ISA)
-#ifndef ISA
-#define ISA base
-#endif
 
 /* What a kernel returns. */
 enum { DONE = 0, NO_MEMORY = 1, NOT_FINITE = 2 };

@@ -130,7 +130,7 @@ static void find_winners(Search *search, const float *elements, const uint8_t *s
  * elements, shown and matrix as in `setfold_sums`; values (dim + 1, out) maps [x, 1] to values; best
  * (sets, slots, out) is written, and winners of the same shape unless it is NULL. Returns NOT_FINITE
  * if a weight or a value is not finite. The best of a set without elements is infinite. */
-int EXPORT(setfold_extrema)(const float *elements, int64_t step, const uint8_t *shown,
+KERNEL(setfold_extrema)(const float *elements, int64_t step, const uint8_t *shown,
                             int64_t shown_step, int64_t sets, int64_t length, int64_t dim,
                             const float *matrix, int64_t slots, int attention,
                             const float *values, int64_t out, float sign, float *best,

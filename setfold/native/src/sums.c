@@ -7,7 +7,7 @@
  * elements (sets, length, dim), with `step` numbers from one set to the next; shown (sets, length),
  * likewise, or NULL if all are; matrix (dim + 1, slots) of the scores; sums (sets, slots, dim + 1) is
  * written. */
-int EXPORT(setfold_sums)(const float *elements, int64_t step, const uint8_t *shown,
+KERNEL(setfold_sums)(const float *elements, int64_t step, const uint8_t *shown,
                          int64_t shown_step, int64_t sets, int64_t length, int64_t dim,
                          const float *matrix, int64_t slots, int attention, double *sums) {
     int64_t width = padded(slots), block = block_rows(dim, width);
@@ -36,7 +36,7 @@ int EXPORT(setfold_sums)(const float *elements, int64_t step, const uint8_t *sho
 
 /* The encoding (slots, out) of one small set: its sums times values (dim + 1, out), over `divisor`.
  * The sums stay in float. */
-int EXPORT(setfold_encode)(const float *elements, int64_t length, int64_t dim, const float *matrix,
+KERNEL(setfold_encode)(const float *elements, int64_t length, int64_t dim, const float *matrix,
                            int64_t slots, int attention, const float *values, int64_t out,
                            float divisor, float *encoding) {
     int64_t width = padded(slots), wide = padded(out), block = block_rows(dim, width);
@@ -74,7 +74,7 @@ int EXPORT(setfold_encode)(const float *elements, int64_t length, int64_t dim, c
  *
  * upstream (sets, slots, dim + 1) is dL/dsums; matrix_grad (dim + 1, slots) is written, and
  * elements_grad (sets, length, dim), with `grad_step` numbers from set to set, unless it is NULL. */
-int EXPORT(setfold_gradients)(const float *elements, int64_t step, const uint8_t *shown,
+KERNEL(setfold_gradients)(const float *elements, int64_t step, const uint8_t *shown,
                               int64_t shown_step, int64_t sets, int64_t length, int64_t dim,
                               const float *matrix, int64_t slots, int attention,
                               const float *peaks, const float *upstream, double *matrix_grad,
