@@ -67,13 +67,13 @@ from .laws.check import check as check
 from .laws.check import check_all as check_all
 from .learning.train import evaluate_sets as evaluate_sets
 from .learning.train import train_sets as train_sets
-from .preprocessing.columns import CategoryColumn as CategoryColumn
 from .preprocessing.columns import Columns as Columns
-from .preprocessing.columns import NumberColumn as NumberColumn
-from .preprocessing.columns import TimeColumn as TimeColumn
-from .preprocessing.columns import VectorColumn as VectorColumn
 from .preprocessing.heads import ResidualHead as ResidualHead
 from .preprocessing.heads import Standardize as Standardize
+from .preprocessing.kinds import CategoryColumn as CategoryColumn
+from .preprocessing.kinds import NumberColumn as NumberColumn
+from .preprocessing.kinds import TimeColumn as TimeColumn
+from .preprocessing.kinds import VectorColumn as VectorColumn
 from .preprocessing.relative import RelativeLayer as RelativeLayer
 from .preprocessing.targets import Classes as Classes
 from .preprocessing.targets import Quantity as Quantity

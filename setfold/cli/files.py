@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from setfold.cli.app import app, import_from_here, load_model
-from setfold.cli.show import explain_interrupts, print_facts, show_progress
-from setfold.cli.stdin import with_stdin
+from setfold.cli.terminal import explain_interrupts, print_facts, show_progress, with_stdin
 
 if TYPE_CHECKING:  # torch and Arrow take seconds to import, and --help does not need them
     from torch import nn

@@ -13,7 +13,7 @@ import typer
 
 from setfold.cli.app import app
 from setfold.cli.files import Explode, Inputs, Json, Memory, OnError, OnErrorOption, Overwrite
-from setfold.cli.show import LINE_EVERY, explain_interrupts, print_facts
+from setfold.cli.terminal import LINE_EVERY, explain_interrupts, print_facts
 from setfold.errors import InputError
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help does not need it

@@ -8,10 +8,10 @@ from typing import Any, Unpack
 
 from torch import nn
 
+from setfold.core.arguments import checked
 from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.passes import MultiPassSetEncoder
 from setfold.errors import InputError, StateMismatchError
-from setfold.files.arguments import checked
 from setfold.files.columns import ColumnSpec
 from setfold.files.engines import local
 from setfold.files.execute import Job, Prepare, check_outputs, execute

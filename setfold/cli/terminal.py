@@ -1,20 +1,27 @@
-"""What the commands show: progress, summaries, and what is kept after Ctrl-C."""
+"""The terminal: progress, summaries, what is kept after Ctrl-C, and rows from standard input."""
 
 from __future__ import annotations
 
 import json
+import shutil
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
 
 import typer
+
+from setfold.errors import InputError
 
 if TYPE_CHECKING:  # torch and Arrow take seconds to import, and --help does not need them
     from setfold.files.request import ProgressCallback
     from setfold.files.run import Progress
 
+STDIN = "-"
 INTERRUPTED = 130  # exit code, as of other programs that end by Ctrl-C
 LINE_EVERY = 30.0  # seconds between lines if stderr is not a terminal
 CONTINUE = (
@@ -111,3 +118,56 @@ def print_facts(facts: dict[str, Any], as_json: bool) -> None:
         elif isinstance(value, tuple):
             value = ", ".join(value)
         typer.echo(f"{name.replace('_', ' ') + ':':<22} {value}")
+
+
+# ---- standard input ----------------------------------------------------------------------------
+
+
+@contextmanager
+def with_stdin(
+    inputs: list[str], kind: str | None, *, column: str | None, resume: bool
+) -> Iterator[list[str]]:
+    """Yield the inputs, with a temporary file in place of "-": a run reads its inputs repeatedly.
+
+    Args:
+        inputs: Files, folders and glob patterns, and "-" for standard input.
+        kind: The format of standard input, a suffix without its dot; None without "-".
+        column: The set column; None if each file is a set.
+        resume: Whether to resume an interrupted run.
+
+    Raises:
+        InputError: The format is missing or unknown, or standard input cannot be used here.
+    """
+    if STDIN not in inputs:
+        if kind is not None:
+            raise InputError("--format is for standard input. Pass - as an input, or omit it.")
+        yield inputs
+        return
+    _check_stdin(inputs, kind, column, resume)
+    with tempfile.TemporaryDirectory(prefix="setfold-") as folder:
+        path = Path(folder) / f"stdin.{kind}"
+        with path.open("wb") as file:
+            shutil.copyfileobj(sys.stdin.buffer, file, 1 << 20)
+        yield [str(path) if name == STDIN else name for name in inputs]
+
+
+def _check_stdin(inputs: list[str], kind: str | None, column: str | None, resume: bool) -> None:
+    """Raise InputError if standard input cannot be read."""
+    from setfold.files.inputs import READERS
+
+    known = [s.removeprefix(".") for r in READERS if not r.is_folder for s in r.suffixes]
+    if kind not in known:
+        got = "none" if kind is None else repr(kind)
+        raise InputError(
+            f"expected the format of standard input with --format; got {got}. Pass one of "
+            f"{', '.join(known)}."
+        )
+    if inputs.count(STDIN) > 1:
+        raise InputError("standard input can be read once; got - several times.")
+    if column is None:
+        raise InputError("standard input has no name that could be a set id. Pass --set.")
+    if resume:
+        raise InputError(
+            "standard input cannot be read again, so --resume is not possible. Write it to a file "
+            "first, or start over with --restart."
+        )
