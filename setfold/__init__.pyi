@@ -2,13 +2,13 @@
 
 from .core.composition import Composition as Composition
 from .core.composition import SlotPool as SlotPool
-from .core.encoder import SetEncoder as SetEncoder
 from .core.encoder import StreamingSetEncoder as StreamingSetEncoder
 from .core.models import load as load
 from .core.models import save as save
 from .core.passes import Layer as Layer
 from .core.passes import LayeredSetEncoder as LayeredSetEncoder
 from .core.passes import MultiPassSetEncoder as MultiPassSetEncoder
+from .core.primitives import SetEncoder as SetEncoder
 from .core.state import SetState as SetState
 from .core.whole import WholeSetEncoder as WholeSetEncoder
 from .encoders.attention_pool import AttentionPool as AttentionPool

@@ -23,7 +23,7 @@ import pyarrow as pa
 from torch import nn
 
 from setfold.core.models import DTYPES, load, save
-from setfold.core.state import MAX_COUNT
+from setfold.core.state_files import MAX_COUNT
 from setfold.errors import DescriptionError, FileError
 from setfold.files.columns import ColumnSpec
 from setfold.files.features import Feature

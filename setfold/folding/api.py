@@ -16,9 +16,10 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
 from setfold.core.arguments import check_sizes
-from setfold.core.encoder import SetEncoder, StreamingSetEncoder
+from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.inputs import check_batch_size, check_kind
 from setfold.core.passes import MultiPassSetEncoder
+from setfold.core.primitives import SetEncoder
 from setfold.core.weights import first_tensor
 from setfold.errors import InputError
 from setfold.folding.merge import agree, all_merge

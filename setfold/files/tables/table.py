@@ -24,8 +24,9 @@ from safetensors.torch import save as bytes_of
 from torch import Tensor
 
 from setfold.core.encoder import StreamingSetEncoder
-from setfold.core.state import SetState, check_counts
-from setfold.core.statistic import Fields, fields_from, identity
+from setfold.core.state import SetState
+from setfold.core.state_files import check_counts, fields_from
+from setfold.core.statistic import Fields, identity
 from setfold.errors import InputError, StateMismatchError
 from setfold.files.tables.arrow import (
     FRAME,
