@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from setfold.cli.app import app
-from setfold.cli.files import Explode, Inputs, Json, Memory, OnError, OnErrorOption, Overwrite
-from setfold.cli.terminal import LINE_EVERY, explain_interrupts, print_facts
+from setfold.cli.app import LINE_EVERY, app, explain_interrupts, print_facts
+from setfold.cli.options import Explode, Inputs, Json, Memory, OnError, OnErrorOption, Overwrite
 from setfold.errors import InputError
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help does not need it

@@ -150,7 +150,7 @@ def absorb_dense(
     """
     absorb = absorb or encoder.absorb
     if not encoder.has_features:
-        return absorb(encoder.featurize(elements, mask, context), mask, prepared)
+        return absorb(elements, mask, prepared)
     step = max(1, FEATURE_ROWS // elements.shape[0])
     whole = torch.compiler.is_compiling() or (torch.is_grad_enabled() and not split)
     if whole or elements.shape[1] <= step:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from setfold.core.absorb import absorb_into, absorb_whole, check_elements
 from setfold.core.begin import (
@@ -26,7 +26,7 @@ from setfold.core.primitives import Primitives
 from setfold.core.readout import unshared
 from setfold.core.state import SetState
 from setfold.core.statistic import Fields, Statistics, clear, identity, join, remove
-from setfold.core.weights import Weights
+from setfold.core.weights import Weights, first_tensor
 from setfold.errors import InputError
 
 
@@ -46,6 +46,29 @@ class StreamingSetEncoder(Primitives):
     slot_axis: int | None = None
     slots_cancel: bool = False
     batched_slots: bool = False
+
+    # ---- features, weights and size ----------------------------------------------------------
+
+    @property
+    def has_features(self) -> bool:
+        """Whether `featurize` does anything."""
+        base = type(self).featurize is Primitives.featurize
+        return not base or "featurize" in vars(self)
+
+    def shaping_modules(self) -> tuple[nn.Module, ...]:
+        """The modules whose weights shape the state; not those that only read it out."""
+        return (self,)
+
+    @property
+    def first_weight(self) -> Tensor | None:
+        """The first floating-point weight, whose dtype and device the elements must share."""
+        return first_tensor(self.shaping_modules())
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the weights, where elements and states must be."""
+        weight = self.first_weight
+        return torch.device("cpu") if weight is None else weight.device
 
     @property
     def state_nbytes(self) -> int:

@@ -36,7 +36,7 @@ from setfold.core.absorb import PRIMITIVES, PROBED, VALID, Arrivals, Groups
 from setfold.core.readout import Count
 from setfold.core.state import SetState
 from setfold.core.statistic import Fields, Statistics
-from setfold.core.weights import WATCH, first_tensor
+from setfold.core.weights import WATCH
 from setfold.errors import InputError
 
 
@@ -173,26 +173,3 @@ class Primitives(SetEncoder):
     def weigh(self, elements: Tensor, state: SetState, prepared: Any) -> Tensor:
         """The weights (B, n, K) of featurized elements, for encoders that have weights."""
         raise InputError(f"{type(self).__name__} has no weights: it treats all elements alike.")
-
-    def shaping_modules(self) -> tuple[nn.Module, ...]:
-        """The modules whose weights shape the state; not those that only read it out."""
-        return (self,)
-
-    # ---- what follows from them --------------------------------------------------------------
-
-    @property
-    def has_features(self) -> bool:
-        """Whether `featurize` does anything."""
-        base = type(self).featurize is Primitives.featurize
-        return not base or "featurize" in vars(self)
-
-    @property
-    def first_weight(self) -> Tensor | None:
-        """The first floating-point weight, whose dtype and device the elements must share."""
-        return first_tensor(self.shaping_modules())
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the weights, where elements and states must be."""
-        weight = self.first_weight
-        return torch.device("cpu") if weight is None else weight.device
