@@ -7,6 +7,7 @@ rows from standard input.
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import shutil
 import sys
@@ -14,9 +15,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, get_type_hints
 
 import typer
 
@@ -129,6 +131,44 @@ def run(commands: typer.Typer, name: str, failed: int) -> None:
             raise
         typer.echo(f"{name}: {getattr(error, 'command', None) or error}", err=True)
         sys.exit(failed)
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """Make a command whose parameters are groups of options one that Typer understands.
+
+    Typer needs one parameter for each option. A group is a dataclass with one field for each option.
+    """
+    own = inspect.signature(command, eval_str=True)
+    groups: dict[str, type[Any]] = {}
+    shown: list[inspect.Parameter] = []
+    for name, parameter in own.parameters.items():
+        kind = parameter.annotation
+        if not is_dataclass(kind):
+            shown.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+            continue
+        assert isinstance(kind, type)
+        groups[name] = kind
+        hints = get_type_hints(kind, include_extras=True)
+        shown += [
+            inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=field.default,
+                annotation=hints[field.name],
+            )
+            for field in fields(kind)
+        ]
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        made = {
+            name: kind(**{field.name: given.pop(field.name) for field in fields(kind)})
+            for name, kind in groups.items()
+        }
+        command(**given, **made)
+
+    vars(run)["__signature__"] = own.replace(parameters=shown)
+    return run
 
 
 # ---- the terminal ------------------------------------------------------------------------------

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,7 @@ import typer
 from setfold.cli.app import (
     app,
     explain_interrupts,
+    grouped,
     import_from_here,
     load_model,
     print_facts,
@@ -51,6 +53,74 @@ if TYPE_CHECKING:  # torch and Arrow take seconds to import, and --help does not
     from setfold.files.run import Summary
 
 
+States = Annotated[Path, typer.Argument(help="State file written by encode --states.")]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Which rows to read, and where to compute."""
+
+    column: SetColumn = None
+    features: Features = None
+    explode: Explode = False
+    root: Root = None
+    stdin_format: Format = None
+    engine: EngineOption = EngineName.LOCAL
+    address: Address = None
+
+    def columns(self) -> dict[str, Any]:
+        """Return which columns to read, as arguments of the functions of `setfold.files.api`."""
+        return {
+            "set": self.column,
+            "features": self.features,
+            "explode": self.explode,
+            "root": self.root,
+        }
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the options as arguments of the functions of `setfold.files.api`."""
+        return {**self.columns(), "engine": self.engine, "address": self.address}
+
+
+@dataclass(frozen=True)
+class Running:
+    """How to run, and what to print."""
+
+    memory: Memory = "2GB"
+    on_error: OnErrorOption = OnError.STOP
+    resume: Resume = False
+    restart: Restart = False
+    overwrite: Overwrite = False
+    save_every: SaveEvery = 20.0
+    as_json: Json = False
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the options as arguments of the functions of `setfold.files.api`."""
+        return {
+            "memory": self.memory,
+            "skip_errors": self.on_error is OnError.SKIP,
+            "resume": self.resume,
+            "restart": self.restart,
+            "overwrite": self.overwrite,
+            "save_every": self.save_every,
+        }
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """The model of saved states."""
+
+    model: ModelOption = None
+    allow: Allow = None
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the options as arguments of the functions of `setfold.files.api`."""
+        import_from_here()
+        allow = self.allow or []
+        model = None if self.model is None else load_model(self.model, allow)
+        return {"model": model, "allow": allow}
+
+
 @app.command(
     epilog="Examples:\n\n"
     "  setfold encode model.safetensors events/*.parquet --set event_id --out encodings.parquet\n\n"
@@ -63,6 +133,7 @@ if TYPE_CHECKING:  # torch and Arrow take seconds to import, and --help does not
     "--out e.parquet"
 )
 @explain_interrupts
+@grouped
 def encode(
     model: Annotated[
         str,
@@ -70,11 +141,8 @@ def encode(
     ],
     inputs: Inputs,
     out: Out,
-    column: SetColumn = None,
-    features: Features = None,
-    explode: Explode = False,
-    root: Root = None,
-    stdin_format: Format = None,
+    reading: Reading,
+    running: Running,
     states: Annotated[
         Path | None,
         typer.Option(
@@ -89,14 +157,6 @@ def encode(
         ),
     ] = None,
     head: Head = False,
-    memory: Memory = "2GB",
-    on_error: OnErrorOption = OnError.STOP,
-    engine: EngineOption = EngineName.LOCAL,
-    address: Address = None,
-    resume: Resume = False,
-    restart: Restart = False,
-    overwrite: Overwrite = False,
-    save_every: SaveEvery = 20.0,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -104,7 +164,6 @@ def encode(
         ),
     ] = False,
     allow: Allow = None,
-    as_json: Json = False,
 ) -> None:
     """Encode sets from files and write one vector per set.
 
@@ -114,34 +173,12 @@ def encode(
     encoder = load_model(model, allow or [])
     from setfold.files.api import encode_sets
 
-    skip = on_error is OnError.SKIP
-    with with_stdin(inputs, stdin_format, column=column, resume=resume) as names:
+    with _names_of(inputs, reading, running) as names:
         if dry_run:
-            columns = {"set": column, "features": features, "explode": explode, "root": root}
-            print_facts(_estimate(encoder, names, columns, dtype, memory, skip), as_json)
+            print_facts(_estimate(encoder, names, reading, running, dtype), running.as_json)
             return
-        _run(
-            encode_sets,
-            as_json,
-            encoder,
-            names,
-            out,
-            set=column,
-            features=features,
-            explode=explode,
-            root=root,
-            states=states,
-            dtype=dtype,
-            head=head,
-            memory=memory,
-            skip_errors=skip,
-            engine=engine,
-            address=address,
-            resume=resume,
-            restart=restart,
-            overwrite=overwrite,
-            save_every=save_every,
-        )
+        more = {"states": states, "dtype": dtype, "head": head}
+        _run(encode_sets, running, encoder, names, out, **reading.arguments(), **more)
 
 
 @app.command(
@@ -149,148 +186,82 @@ def encode(
     "  setfold update states.arrow today/ --set event_id --out tomorrow.arrow"
 )
 @explain_interrupts
+@grouped
 def update(
-    states: Annotated[Path, typer.Argument(help="State file written by encode --states.")],
+    states: States,
     inputs: Inputs,
+    reading: Reading,
+    running: Running,
+    saved: SavedModel,
     out: Annotated[
         Path | None,
         typer.Option(help="Output for the new states. If omitted, the file is updated in place."),
     ] = None,
-    model: ModelOption = None,
-    column: SetColumn = None,
-    features: Features = None,
-    explode: Explode = False,
-    root: Root = None,
-    stdin_format: Format = None,
-    memory: Memory = "2GB",
-    on_error: OnErrorOption = OnError.STOP,
     again: Again = False,
-    engine: EngineOption = EngineName.LOCAL,
-    address: Address = None,
-    resume: Resume = False,
-    restart: Restart = False,
-    overwrite: Overwrite = False,
-    save_every: SaveEvery = 20.0,
-    allow: Allow = None,
-    as_json: Json = False,
 ) -> None:
     """Add the elements of more files to saved states."""
     from setfold.files.api import update_states
 
-    with with_stdin(inputs, stdin_format, column=column, resume=resume) as names:
-        _run(
-            update_states,
-            as_json,
-            states,
-            names,
-            out=out,
-            **_model_options(model, allow),
-            set=column,
-            features=features,
-            explode=explode,
-            root=root,
-            again=again,
-            memory=memory,
-            skip_errors=on_error is OnError.SKIP,
-            engine=engine,
-            address=address,
-            resume=resume,
-            restart=restart,
-            overwrite=overwrite,
-            save_every=save_every,
-        )
+    with _names_of(inputs, reading, running) as names:
+        more = {"out": out, "again": again, **saved.arguments(), **reading.arguments()}
+        _run(update_states, running, states, names, **more)
 
 
 @app.command(epilog="Example:\n\n  setfold merge monday.arrow tuesday.arrow --out both.arrow")
 @explain_interrupts
+@grouped
 def merge(
     states: Annotated[list[Path], typer.Argument(help="State files written by encode --states.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Output, an .arrow file.")],
-    model: ModelOption = None,
-    memory: Memory = "2GB",
-    on_error: OnErrorOption = OnError.STOP,
+    running: Running,
+    saved: SavedModel,
     again: Again = False,
-    resume: Resume = False,
-    restart: Restart = False,
-    overwrite: Overwrite = False,
-    allow: Allow = None,
-    as_json: Json = False,
 ) -> None:
     """Merge several state files into one."""
     from setfold.files.api import merge_states
 
-    _run(
-        merge_states,
-        as_json,
-        states,
-        out,
-        **_model_options(model, allow),
-        again=again,
-        memory=memory,
-        skip_errors=on_error is OnError.SKIP,
-        resume=resume,
-        restart=restart,
-        overwrite=overwrite,
-    )
+    _run(merge_states, running, states, out, **saved.arguments(), again=again)
 
 
 @app.command(epilog="Example:\n\n  setfold readout all.arrow --out encodings.parquet")
 @explain_interrupts
+@grouped
 def readout(
-    states: Annotated[Path, typer.Argument(help="State file written by encode --states.")],
+    states: States,
     out: Out,
-    model: ModelOption = None,
+    running: Running,
+    saved: SavedModel,
     head: Head = False,
-    memory: Memory = "2GB",
-    on_error: OnErrorOption = OnError.STOP,
-    resume: Resume = False,
-    restart: Restart = False,
-    overwrite: Overwrite = False,
-    allow: Allow = None,
-    as_json: Json = False,
 ) -> None:
     """Compute the encodings of the sets in a state file."""
     from setfold.files.api import readout_states
 
-    _run(
-        readout_states,
-        as_json,
-        states,
-        out,
-        **_model_options(model, allow),
-        head=head,
-        memory=memory,
-        skip_errors=on_error is OnError.SKIP,
-        resume=resume,
-        restart=restart,
-        overwrite=overwrite,
-    )
+    _run(readout_states, running, states, out, **saved.arguments(), head=head)
 
 
-def _model_options(model: str | None, allow: list[str] | None) -> dict[str, Any]:
-    """Return the arguments for the model of saved states."""
-    import_from_here()
-    encoder = None if model is None else load_model(model, allow or [])
-    return {"model": encoder, "allow": allow or ()}
+def _names_of(
+    inputs: list[str], reading: Reading, running: Running
+) -> AbstractContextManager[list[str]]:
+    """A context with the inputs of a run, in which standard input is a file."""
+    return with_stdin(inputs, reading.stdin_format, column=reading.column, resume=running.resume)
 
 
-def _run(function: Callable[..., Summary], as_json: bool, *arguments: Any, **options: Any) -> None:
+def _run(function: Callable[..., Summary], running: Running, *arguments: Any, **more: Any) -> None:
     """Call a function of `setfold.files.api`. Show its progress and its summary."""
     with show_progress() as callback:
-        summary = function(*arguments, **options, progress=callback)
+        summary = function(*arguments, **more, **running.arguments(), progress=callback)
     if summary.was_complete:
         names, verb = ", ".join(summary.out), "are" if len(summary.out) > 1 else "is"
         typer.echo(f"{names} {verb} already complete; nothing was computed.", err=True)
-    print_facts({**asdict(summary), "elements_per_second": round(summary.rate)}, as_json)
+    print_facts({**asdict(summary), "elements_per_second": round(summary.rate)}, running.as_json)
 
 
 def _estimate(
     model: nn.Module,
     inputs: list[str],
-    columns: dict[str, Any],
+    reading: Reading,
+    running: Running,
     dtype: str | None,
-    memory: str,
-    skip: bool,
 ) -> dict[str, Any]:
     """Return what encoding would read, and an estimate of the time from the first rows."""
     from setfold.files.passes import first_pass
@@ -302,10 +273,11 @@ def _estimate(
         with_defaults,
     )
 
-    options = with_defaults({"memory": memory, "skip_errors": skip}, ReadOptions)
+    skip = running.on_error is OnError.SKIP
+    options = with_defaults({"memory": running.memory, "skip_errors": skip}, ReadOptions)
     first, passes = first_pass(model)
     encoder = cast_encoder(first, dtype)
-    plan = build_plan(encoder, inputs, make_columns(**columns), options)
+    plan = build_plan(encoder, inputs, make_columns(**reading.columns()), options)
     facts: dict[str, Any] = {
         "files": len(plan.inputs),
         "bytes": plan.bytes,

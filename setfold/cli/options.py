@@ -1,7 +1,4 @@
-"""Arguments and options that several commands share.
-
-Typer needs one parameter for each option, so the commands have many.
-"""
+"""Arguments and options that several commands share."""
 
 from __future__ import annotations
 
