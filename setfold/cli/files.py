@@ -141,8 +141,8 @@ def encode(
     ],
     inputs: Inputs,
     out: Out,
+    *,
     reading: Reading,
-    running: Running,
     states: Annotated[
         Path | None,
         typer.Option(
@@ -157,6 +157,7 @@ def encode(
         ),
     ] = None,
     head: Head = False,
+    running: Running,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -190,14 +191,15 @@ def encode(
 def update(
     states: States,
     inputs: Inputs,
-    reading: Reading,
-    running: Running,
-    saved: SavedModel,
+    *,
     out: Annotated[
         Path | None,
         typer.Option(help="Output for the new states. If omitted, the file is updated in place."),
     ] = None,
+    saved: SavedModel,
+    reading: Reading,
     again: Again = False,
+    running: Running,
 ) -> None:
     """Add the elements of more files to saved states."""
     from setfold.files.api import update_states
@@ -213,9 +215,10 @@ def update(
 def merge(
     states: Annotated[list[Path], typer.Argument(help="State files written by encode --states.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Output, an .arrow file.")],
-    running: Running,
+    *,
     saved: SavedModel,
     again: Again = False,
+    running: Running,
 ) -> None:
     """Merge several state files into one."""
     from setfold.files.api import merge_states
@@ -229,9 +232,10 @@ def merge(
 def readout(
     states: States,
     out: Out,
-    running: Running,
+    *,
     saved: SavedModel,
     head: Head = False,
+    running: Running,
 ) -> None:
     """Compute the encodings of the sets in a state file."""
     from setfold.files.api import readout_states
