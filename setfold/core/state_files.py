@@ -25,6 +25,7 @@ TOTALS = (torch.float64, torch.float32)  # dtypes of statistics; float32 on MPS
 def describe_fields(fields: Fields) -> dict[str, list[object]]:
     """Fields as JSON: by name, the statistic and the shape.
 
+    >>> from setfold.core.statistic import Sum
     >>> describe_fields({"sum": Field(Sum(), (4, 9))})
     {'sum': ['Sum', [4, 9]]}
     """
