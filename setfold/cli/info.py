@@ -51,7 +51,7 @@ def _describe(file: Path) -> dict[str, Any]:
     """Return the facts about a file or folder of any kind."""
     from setfold.errors import FileError
     from setfold.files.encodings import is_archive
-    from setfold.files.readers import reader_of
+    from setfold.files.inputs import reader_of
     from setfold.files.sealed import is_sealed
 
     is_input = reader_of(file) is not None
@@ -71,7 +71,7 @@ def _is_ours(file: Path) -> bool:
     import zipfile
 
     from setfold.files.encodings import is_archive
-    from setfold.files.readers import open_reader
+    from setfold.files.inputs import open_reader
     from setfold.files.tables.arrow import HEADER, RESULT
 
     if is_archive(file):
@@ -83,7 +83,7 @@ def _is_ours(file: Path) -> bool:
 
 def _describe_rows(file: Path) -> dict[str, Any]:
     """Return the facts about an input: its columns, their types, and the number of rows."""
-    from setfold.files.readers import file_of, open_reader
+    from setfold.files.inputs import file_of, open_reader
 
     size = file_of(file).stat().st_size if file_of(file).is_file() else None
     with open_reader(file) as reader:

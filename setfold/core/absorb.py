@@ -64,7 +64,7 @@ def absorb_into(
     try:
         return _absorb_into(encoder, state, chunk, prepared, combine)
     except NonFiniteError:
-        chunk.find_non_finite()
+        raise_non_finite(chunk)
         raise
 
 
@@ -80,7 +80,7 @@ def absorb_whole(
         found = absorb_dense(encoder, fields, chunk.elements, chunk.mask, context, prepared)
         check_result(fields, found)
     except NonFiniteError:
-        chunk.find_non_finite()
+        raise_non_finite(chunk)
         raise
     return found
 
@@ -157,7 +157,7 @@ def absorb_dense(
     """
     absorb = absorb or encoder.absorb
     if not encoder.has_features:
-        return absorb(encoder.featurize(elements, mask, context), mask, prepared)
+        return absorb(elements, mask, prepared)
     step = max(1, FEATURE_ROWS // elements.shape[0])
     whole = torch.compiler.is_compiling() or (torch.is_grad_enabled() and not split)
     if whole or elements.shape[1] <= step:
@@ -320,7 +320,27 @@ def check_elements(encoder: StreamingSetEncoder, chunk: Chunk, frame: tuple[Tens
     if needs_plain_formula() or chunk.elements.is_meta:
         return
     if not shows_non_finite(encoder, frame):
-        chunk.check_finite()
+        check_finite(chunk)
+
+
+def check_finite(chunk: Chunk) -> None:
+    """Raise NonFiniteError if an element is not finite, judged by their sum first."""
+    if needs_plain_formula() or chunk.elements.is_meta:
+        return
+    if not math.isfinite(chunk.elements.detach().sum().item()):
+        raise_non_finite(chunk)
+
+
+def raise_non_finite(chunk: Chunk) -> None:
+    """Raise NonFiniteError that names the first element that is not finite, if there is one."""
+    wrong = ~torch.isfinite(chunk.elements)
+    if bool(wrong.any()):
+        place = tuple(wrong.nonzero()[0].tolist())
+        raise NonFiniteError(
+            f"elements must be finite; elements{list(place)} is {chunk.elements[place].item()} "
+            f"({int(wrong.sum())} such numbers in the chunk). Clean the chunk or mask those "
+            "elements; the state is unchanged."
+        ) from None
 
 
 def shows_non_finite(encoder: StreamingSetEncoder, frame: tuple[Tensor, ...]) -> bool:

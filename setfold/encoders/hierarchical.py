@@ -18,10 +18,10 @@ from setfold.core.absorb import (
 )
 from setfold.core.arguments import check_modules
 from setfold.core.encoder import StreamingSetEncoder
-from setfold.core.precision import caller_for
 from setfold.core.readout import Count
 from setfold.core.state import SetState
 from setfold.core.statistic import Fields, Statistics
+from setfold.core.weights import caller_for
 from setfold.encoders.slot_set import Prepared, SlotSetEncoder
 from setfold.errors import CancelledAttentionWarning, InputError
 

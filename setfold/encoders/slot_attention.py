@@ -11,10 +11,10 @@ from setfold.core.arguments import check_sizes
 from setfold.core.composition import Composition, apply_features
 from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.passes import MultiPassSetEncoder
-from setfold.core.precision import caller_for
 from setfold.core.readout import Count
 from setfold.core.state import SetState
 from setfold.core.statistic import Statistics
+from setfold.core.weights import caller_for
 from setfold.encoders.layers import GRUCell, LayerNorm
 from setfold.encoders.slot_set import Prepared, SlotSetEncoder
 

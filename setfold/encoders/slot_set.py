@@ -14,10 +14,10 @@ from torch.nn.functional import linear, normalize, pad
 from setfold.core.absorb import Arrivals, check_logits
 from setfold.core.arguments import check_choice, check_flags, check_sizes
 from setfold.core.encoder import StreamingSetEncoder
-from setfold.core.precision import caller_for
 from setfold.core.readout import FIELDS, Count, fields_of, parse_aggregates, read
 from setfold.core.state import SetState
 from setfold.core.statistic import Field, Fields, Softmax, Statistics
+from setfold.core.weights import caller_for
 from setfold.errors import CancelledAttentionWarning, InputError
 from setfold.kernels.extrema import slot_extrema
 from setfold.kernels.modes import autocasts, widened, without_autocast
