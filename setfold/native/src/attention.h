@@ -3,6 +3,7 @@
 #ifndef SETFOLD_ATTENTION_H
 #define SETFOLD_ATTENTION_H
 
+#include "export.h"
 #include "matrix.h"
 
 #define EPSILON 1e-8f /* the paper's, added to every sigmoid */
@@ -42,9 +43,7 @@ HELPER Scores make_scores(Scratch *scratch, const float *matrix, int64_t dim, in
 }
 
 /* sigmoid(x), at least 1e-38; NaN for NaN. */
-INLINE vec sigmoid(vec x) {
-    return reciprocal(1.0f + exponential(smaller(spread(87.0f), -x)));
-}
+INLINE vec sigmoid(vec x) { return reciprocal(1.0f + exponential(smaller(spread(87.0f), -x))); }
 
 /* The numerators of one row of logits, in place, and their sums by lane. */
 INLINE vec activate(const int attention, const Scores *scores, float *row, float peak) {
@@ -100,8 +99,8 @@ INLINE void weigh_with(const int attention, const Scores *scores, float *logits,
     }
 }
 
-/* Turn logits (rows, width) into weights, in place. `shown` has a byte for each row, or is NULL: the
- * weights of a row that is not shown are 0. */
+/* Turn logits (rows, width) into weights, in place. `shown` has a byte for each row, or is NULL:
+ * the weights of a row that is not shown are 0. */
 HELPER void weigh(const Scores *scores, float *logits, int64_t rows, const uint8_t *shown) {
     if (scores->attention == SIGMOID)
         weigh_with(SIGMOID, scores, logits, rows, shown);
@@ -150,15 +149,18 @@ HELPER void exponentiate(const Scores *scores, float *logits, int64_t rows, cons
             memset(row, 0, width * sizeof(float));
             continue;
         }
-        for (int64_t v = 0; v < width; v += LANES)
-            store(row + v, exponential(load(row + v) - load(scores->peaks + v)));
+        for (int64_t v = 0; v < width; v += LANES) {
+            vec below = smaller(spread(0), load(row + v) - load(scores->peaks + v));
+            store(row + v, exponential(below)); /* only rounding puts a logit above the peak */
+        }
     }
 }
 
 /* Turn logits into weights, and gradients of the weights into gradients of the logits, in place.
  *
  * SIGMOID: with S = sigmoid(logit), r = sum(S + eps) and W = (S + eps) / r, dL/dlogit is
- * (dL/dW - sum_l W_l dL/dW_l) S (1 - S) / r. SOFTMAX: the last factor is W. EXPONENTIAL: dL/dW W. */
+ * (dL/dW - sum_l W_l dL/dW_l) S (1 - S) / r. SOFTMAX: the last factor is W. EXPONENTIAL: dL/dW W.
+ */
 HELPER void weigh_back(const Scores *scores, float *logits, float *grads, int64_t rows,
                        const uint8_t *shown) {
     if (scores->attention == SIGMOID) {
@@ -177,13 +179,6 @@ HELPER int64_t block_rows(int64_t dim, int64_t width) {
     int64_t rows = 40 * 1024 / (4 * (dim + width)) / 16 * 16;
     return rows < 32 ? 32 : rows > 256 ? 256 : rows;
 }
-
-#define JOIN_(a, b) a##_##b
-#define JOIN(a, b) JOIN_(a, b)
-#define EXPORT(name) __attribute__((visibility("default"))) JOIN(name, ISA)
-#ifndef ISA
-#define ISA base
-#endif
 
 /* What a kernel returns. */
 enum { DONE = 0, NO_MEMORY = 1, NOT_FINITE = 2 };

@@ -9,4 +9,9 @@
 #define PUBLIC __attribute__((visibility("default")))
 #endif
 
+/* KERNEL(name) is the public function `name` for one instruction set, such as name_v3. */
+#define JOIN_(a, b) a##_##b
+#define JOIN(a, b) JOIN_(a, b)
+#define KERNEL(name) PUBLIC int JOIN(name, ISA)
+
 #endif
