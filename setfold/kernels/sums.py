@@ -282,17 +282,17 @@ def _folded_forward(
 
 
 def one_set_sums(elements: Tensor, attention: str, matrix: Tensor) -> Tensor:
-    """`slot_sums` (1, K, d + 1) of one small set (n, d) without a graph, in as few calls as possible.
+    """`slot_sums` (1, K, d + 1) of one small set without a graph, in as few calls as possible.
 
     Args:
-        elements: (n, d).
+        elements: (1, n, d).
         attention: "sigmoid" or "softmax", both over slots.
         matrix: (d + 1, K), of the scores, contiguous.
     """
-    found = native.sums(elements.unsqueeze(0), None, matrix, attention)
+    found = native.one_set_sums(elements, matrix, attention)
     if found is not None:
         return found
-    return one_tile_sums(elements, None, attention, matrix).unsqueeze_(0)
+    return one_tile_sums(elements[0], None, attention, matrix).unsqueeze_(0)
 
 
 def one_set_values(
@@ -302,7 +302,7 @@ def one_set_values(
     found = native.encode(elements, matrix, attention, values, divisor)
     if found is not None:
         return found
-    sums = one_tile_sums(elements, None, attention, matrix, divisor)
+    sums = one_tile_sums(elements[0], None, attention, matrix, divisor)
     return torch.mm(sums, values).unsqueeze_(0)
 
 
