@@ -32,8 +32,6 @@ PIXELS = {
     Size.PAPER: (15, 28, 56, 112, 196, 392, 784),
 }
 MODELS: dict[str, Reader] = {"Places, 14 × 14": Painted(Painting(14)), **READERS}
-# Attention learns slowly from few pixels of a digit: three times the epochs of the others.
-LONGER = {Size.SMOKE: 2, Size.SMALL: 3, Size.PAPER: 600}
 TARGETS = 64  # of 256 for faces: with as much CPU time, models learn more from more steps
 TESTED = 250  # of 10,000 test digits, the same for all models
 
@@ -50,13 +48,8 @@ def training_of(size: Size, seed: int) -> Training[Completion]:
 
 
 def runs(size: Size, seed: int) -> list[Run]:
-    """Train each model, and attention also for longer, and measure them."""
-    training, attention = training_of(size, seed), "All pixels attended"
-    longer = replace(training, epochs=LONGER[size])
-    return [
-        *completion_runs(training, MODELS, PIXELS[size]),
-        *completion_runs(longer, {f"{attention}, longer": MODELS[attention]}, PIXELS[size]),
-    ]
+    """Train each model and measure it with each number of pixels."""
+    return completion_runs(training_of(size, seed), MODELS, PIXELS[size])
 
 
 def section(records: Sequence[Record]) -> Section:
