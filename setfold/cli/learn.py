@@ -266,8 +266,8 @@ def _show_training() -> Iterator[Callable[[str, Progress], None]]:
         if name != current:
             current, started, before = name, time.monotonic(), now.epoch
             bar.reset(task, total=now.epochs, name=name)
-        shown = "  ".join(f"validation {n} {v:.4g}" for n, v in now.validation.items())
-        text = f"epoch {now.epoch:.1f} of {now.epochs}  loss {now.loss:.4g}  {shown}"
+        shown = "  ".join(f"{n} {v:.4g}" for n, v in now.numbers.items())
+        text = f"epoch {now.epoch:.1f} of {now.epochs}  {shown}"
         bar.update(task, completed=now.epoch, description=text)
         if not console.is_terminal and time.monotonic() - last > LINE_EVERY:
             last = time.monotonic()

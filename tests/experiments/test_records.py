@@ -150,6 +150,6 @@ def test_versions_and_processor():
     versions = records.versions()
     assert versions["torch"] == torch.__version__
     assert versions["python"] == platform.python_version()
-    assert set(versions) == {"python", "setfold", "torch", "numpy", "lightning-fabric"}
+    assert set(versions) == {"python", "setfold", "torch", "numpy"}
     assert records.cpu()["cores"] == os.cpu_count()
     assert records.cpu()["cpu"]

@@ -20,9 +20,10 @@ from rich.console import Console
 from torch import nn
 
 import setfold
-from experiments import checkpoints, training
+from experiments import training
 from experiments.recipe import Recipe, Run, Size, Task, Training
 from experiments.training import train
+from setfold.learning import loop
 
 HANG = 3600  # seconds; ends a process that hangs, however busy the machine is
 
@@ -36,21 +37,21 @@ def fit(wanted, out, **options):
 
 
 def checkpoint(folder):
-    return folder / checkpoints.NAME
+    return folder / training.NAME
 
 
 def interrupt_at(monkeypatch, step):
     """Stop trainings before a step, with a checkpoint after each that they do."""
-    monkeypatch.setattr(training, "SAVE_EVERY", 0.0)
-    monkeypatch.setattr(training, "LOOK_EVERY", 0.0)
-    original = training._Fit._step
+    monkeypatch.setattr(loop, "SAVE_EVERY", 0.0)
+    monkeypatch.setattr(loop, "LOOK_EVERY", 0.0)
+    original = loop.Loop._step
 
     def interrupted(self, batch):
         if self.standing.step == step:
             raise KeyboardInterrupt
         original(self, batch)
 
-    monkeypatch.setattr(training._Fit, "_step", interrupted)
+    monkeypatch.setattr(loop.Loop, "_step", interrupted)
 
 
 @dataclass(frozen=True)
@@ -206,7 +207,9 @@ def as_torchrun(function, *arguments, processes=2):
 def _as_one_of(processes, file, function, *arguments):
     store = dist.FileStore(file, processes)
     store.set_timeout(timedelta(seconds=HANG))
-    dist.init_process_group = partial(dist.init_process_group, store=store)
+    dist.init_process_group = partial(
+        dist.init_process_group, store=store, rank=int(os.environ["RANK"]), world_size=processes
+    )
     try:
         function(*arguments)
     except BaseException:
