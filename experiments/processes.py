@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,13 +17,14 @@ from experiments import records
 from experiments.records import Circumstances
 from setfold import InputError
 from setfold.core.locks import hold
-from setfold.learning.processes import TIMEOUT, Processes
+from setfold.learning.processes import Processes
 
 DEVICES: dict[str, Callable[[], bool]] = {  # is it available? fastest device first
     "cuda": torch.cuda.is_available,
     "mps": torch.backends.mps.is_available,
     "cpu": lambda: True,
 }
+TIMEOUT = timedelta(days=1)  # processes wait while the first one validates and measures
 FULL, MIXED = PRECISIONS = ("32-true", "bf16-mixed")
 
 

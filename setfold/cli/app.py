@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from setfold import __version__
+from setfold.cli.processes import is_shown_elsewhere
 from setfold.errors import InputError, SetfoldError
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help does not need it
@@ -103,5 +104,6 @@ def run(commands: typer.Typer, name: str, failed: int) -> None:
     except (SetfoldError, OSError) as error:
         if "--debug" in sys.argv:
             raise
-        typer.echo(f"{name}: {getattr(error, 'command', None) or error}", err=True)
+        if not is_shown_elsewhere(error):
+            typer.echo(f"{name}: {getattr(error, 'command', None) or error}", err=True)
         sys.exit(failed)

@@ -13,6 +13,7 @@ import typer
 
 from setfold.cli.app import app
 from setfold.cli.files import Explode, Inputs, Json, Memory, OnError, OnErrorOption, Overwrite
+from setfold.cli.processes import is_first, over_processes
 from setfold.cli.show import LINE_EVERY, explain_interrupts, print_facts
 from setfold.errors import InputError
 
@@ -66,9 +67,11 @@ def _listed(text: str | None) -> list[str]:
     "  setfold train events/*.parquet --set user --labels labels.csv --target churned "
     "--out model.safetensors\n\n"
     "  setfold train scans/*.laz --labels labels.csv --target species --center x,y,z "
-    "--out model.safetensors"
+    "--out model.safetensors\n\n"
+    "  torchrun --nproc-per-node 4 -m setfold.cli train ...  # over four processes"
 )
 @explain_interrupts
+@over_processes
 def train(
     inputs: Inputs,
     target: Annotated[str, typer.Option(help="Column with the label of each set.")],
@@ -151,7 +154,7 @@ def train(
 
     seconds, page = parse_seconds(time_limit), report or out.with_suffix(".html")
     if resume and out.exists() and not is_interrupted(out):
-        typer.echo(f"{out} is already complete; nothing was trained.", err=True)
+        _say(f"{out} is already complete; nothing was trained.")
         return
     _check_report(page, [out, *map(Path, inputs), *([labels] if labels else [])], overwrite)
     with _show_training() as progress:
@@ -183,8 +186,10 @@ def train(
             restart=restart,
             overwrite=overwrite,
             progress=progress,
-            note=lambda text: typer.echo(text, err=True),
+            note=_say,
         )
+    if not is_first():
+        return
     from setfold.learning.report import write_report
 
     facts = write_report(result, page)
@@ -227,6 +232,11 @@ def evaluate(
     print_facts(facts if as_json else shown, as_json)
 
 
+def _say(text: str) -> None:
+    if is_first():
+        typer.echo(text, err=True)
+
+
 def _check_report(page: Path, others: list[Path], overwrite: bool) -> None:
     """Raise InputError if the report cannot be written, or would replace something."""
     if page.suffix != ".html":
@@ -248,7 +258,7 @@ def _show_training() -> Iterator[Callable[[str, Progress], None]]:
     from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
-    console = Console(stderr=True)
+    console = Console(stderr=True, quiet=not is_first())
     bar = Bar(
         TextColumn("{task.fields[name]}"),
         BarColumn(),

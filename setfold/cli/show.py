@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 
 import typer
 
+from setfold.cli.processes import is_first
+
 if TYPE_CHECKING:  # torch and Arrow take seconds to import, and --help does not need them
     from setfold.files.request import ProgressCallback
     from setfold.files.run import Progress
@@ -34,7 +36,8 @@ def explain_interrupts(command: Callable[P, None]) -> Callable[P, None]:
             command(*arguments, **options)
         except KeyboardInterrupt as error:
             notes = getattr(error, "__notes__", [CONTINUE])  # added where the run was interrupted
-            typer.echo(f"setfold: interrupted. {' '.join(notes)}", err=True)
+            if is_first():
+                typer.echo(f"setfold: interrupted. {' '.join(notes)}", err=True)
             raise typer.Exit(INTERRUPTED) from error
 
     return run

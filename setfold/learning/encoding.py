@@ -42,10 +42,15 @@ def lengths_of(sets: Sets) -> np.ndarray:
     known = getattr(sets, "lengths", None)
     if known is not None:
         return np.asarray(known)
-    return np.array([len(_pair(sets, number)[0]) for number in range(len(sets))], np.int64)
+    return np.array([len(pair(sets, number)[0]) for number in range(len(sets))], np.int64)
 
 
-def _pair(sets: Sets, number: int) -> tuple[Array, Any]:
+def pair(sets: Sets, number: int) -> tuple[Array, Any]:
+    """Return a set and its label.
+
+    Raises:
+        InputError: They are something else.
+    """
     found = sets[number]
     if not (isinstance(found, tuple | list) and len(found) == 2 and isinstance(found[0], Array)):
         raise InputError(
@@ -76,8 +81,7 @@ def micro_batches(lengths: np.ndarray, sets: Sequence[int], batch_rows: int) -> 
 
 def encode(
     model: nn.Module,
-    sets: Sets,
-    numbers: Sequence[int],
+    sets: Sequence[Array],
     batch_rows: int,
     processes: Processes | None = None,
 ) -> Tensor:
@@ -85,26 +89,24 @@ def encode(
 
     Args:
         model: A set encoder, or a module that is called like one.
-        sets: All sets.
-        numbers: Those to encode.
+        sets: Tensors or arrays (n_i, d).
         batch_rows: A set with more elements is folded, in chunks of so many.
         processes: Those that share the work; None for this one. All get all outputs.
     """
     processes = processes or Processes()
     weight = first_tensor([model])
     like = torch.zeros(()) if weight is None else weight
-    first = _pair(sets, numbers[0])[0]
     bare, head = _split_head(model)
     seed = fresh_seed()
-    if len(numbers) == 1 and len(first) > batch_rows:
+    if len(sets) == 1 and len(sets[0]) > batch_rows:
         with seeded(seed, like.device):
-            found = _fold(bare, first, like, batch_rows, processes)
+            found = _fold(bare, sets[0], like, batch_rows, processes)
     else:
-        own, encoded = [_pair(sets, number) for number in processes.deal(numbers)], None
+        own, encoded = processes.deal(sets), None
         if own:  # features that draw do so differently in each process
             with seeded((seed + processes.rank * SPREAD) % SEEDS, like.device):
                 encoded = _encode_ragged(bare, own, like)
-        found = processes.collect(encoded, len(numbers))
+        found = processes.collect(encoded, len(sets))
     return found if head is None else head(found)
 
 
@@ -114,10 +116,12 @@ def encode_all(
 ) -> Tensor:
     """Return the output of a model in evaluation mode for all sets."""
     model.eval()
-    parts = micro_batches(lengths_of(sets), range(len(sets)), batch_rows)
-    found = torch.cat([encode(model, sets, part, batch_rows, processes) for part in parts])
+    found = [
+        encode(model, [pair(sets, number)[0] for number in part], batch_rows, processes)
+        for part in micro_batches(lengths_of(sets), range(len(sets)), batch_rows)
+    ]
     release(sets)
-    return found
+    return torch.cat(found)
 
 
 def release(sets: Sets) -> None:
@@ -151,8 +155,12 @@ def _fold(
     return fold(model, chunks, group=processes.group)  # type: ignore[arg-type]
 
 
-def _encode_ragged(model: nn.Module, pairs: Sequence[tuple[Array, Any]], like: Tensor) -> Tensor:
-    batch = collate([elements for elements, _ in pairs])
-    rows, index = batch.elements.to(like.device, like.dtype), batch.index.to(like.device)
-    found: Tensor = model(rows, index=index, batch_size=batch.batch_size)
+def _encode_ragged(model: nn.Module, sets: Sequence[Array], like: Tensor) -> Tensor:
+    batch = collate([_tensor(elements).to(like.device, like.dtype) for elements in sets])
+    found: Tensor = model(batch.elements, index=batch.index, batch_size=batch.batch_size)
     return found
+
+
+def _tensor(elements: Array) -> Tensor:
+    """Return a tensor as it is, an array as a copy: it may be read-only, or mapped."""
+    return elements if isinstance(elements, Tensor) else torch.tensor(elements)

@@ -19,7 +19,7 @@ from setfold.core.weights import first_tensor
 from setfold.errors import InputError
 from setfold.learning import checkpoints
 from setfold.learning.checkpoints import Standing
-from setfold.learning.encoding import Sets, encode, lengths_of, micro_batches, release
+from setfold.learning.encoding import Sets, encode, lengths_of, micro_batches, pair, release
 from setfold.learning.loop import Callback, Loop, Plan
 from setfold.learning.processes import CPU, Processes
 from setfold.learning.schedules import cosine
@@ -240,8 +240,11 @@ class _SetProblem:
     ) -> Iterator[Tensor]:
         """Yield the share of each micro-batch in the mean loss."""
         for part in micro_batches(lengths, numbers, self.batch_rows):
-            found = encode(model, sets, part, self.batch_rows, self.processes)
-            labels = _moved(default_collate([sets[number][1] for number in part]), found.device)
+            pairs = [pair(sets, number) for number in part]
+            labels = default_collate([label for _, label in pairs])
+            chosen = [elements for elements, _ in pairs]
+            found = encode(model, chosen, self.batch_rows, self.processes)
+            labels = _moved(labels, found.device)
             loss = self.loss(found, labels)
             if not isinstance(loss, Tensor) or loss.shape not in ((), (len(part),)):
                 got = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__

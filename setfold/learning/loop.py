@@ -200,6 +200,7 @@ class Loop:
             group["lr"] = rate * plan.schedule(step / self.steps)
         total: Tensor | None = None
         for loss in self.problem.losses(self.model, batch):
+            self.processes.from_first()  # all have a loss; a backward pass can be a collective
             loss.backward()
             total = loss.detach() if total is None else total + loss.detach()
         assert total is not None

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,8 @@ from setfold.folding.messages import exchange, gather, report_failure, translate
 from setfold.learning.checkpoints import Standing
 
 CPU = torch.device("cpu")
-TIMEOUT = timedelta(days=1)  # processes wait while the first one reads, validates or writes
+T = TypeVar("T")
+TIMEOUT = timedelta(hours=1)  # processes wait while the first one writes a report
 
 
 @dataclass(frozen=True)
@@ -122,13 +123,13 @@ class Processes:
             _copy_back(alike, flat)
         return loss.new_tensor(sum(message["loss"] for message in messages))
 
-    def deal(self, numbers: Sequence[int]) -> Sequence[int]:
+    def deal(self, items: Sequence[T]) -> Sequence[T]:
         """Return the share of this process.
 
         >>> Processes(1, 2).deal([5, 6, 7])
         [6]
         """
-        return numbers[self.rank :: self.size]
+        return items[self.rank :: self.size]
 
     def collect(self, own: Tensor | None, total: int) -> Tensor:
         """Gather rows that were dealt: (own, ...) -> (total, ...), the same in all processes.

@@ -14,7 +14,8 @@ from experiments import records, training
 from experiments.recipe import Training
 from setfold.core import persist as files
 from setfold.learning import checkpoints, loop
-from tests.experiments.tiny import Line, Noise, as_torchrun, checkpoint, fit, fork, interrupt_at
+from tests.experiments.tiny import Line, Noise, checkpoint, fit, interrupt_at
+from tests.torchrun import as_torchrun, fork
 
 
 def content(folder):

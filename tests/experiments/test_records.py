@@ -12,7 +12,7 @@ import torch
 from experiments import records
 from experiments.records import Record
 from setfold import FileError
-from tests.experiments.tiny import finish, fork
+from tests.torchrun import finish, fork
 
 RECORD = Record(
     recipe="tiny",

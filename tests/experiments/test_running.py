@@ -15,7 +15,8 @@ from experiments import records, running, training
 from experiments.recipe import Run, Size, Training
 from experiments.running import Options
 from setfold import FileError
-from tests.experiments.tiny import Line, as_torchrun, finish, fork, quiet, recipe
+from tests.experiments.tiny import Line, quiet, recipe
+from tests.torchrun import as_torchrun, finish, fork
 
 
 def run(out, tiny=None, seeds=None, console=None, size=Size.SMOKE, **options):

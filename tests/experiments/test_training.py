@@ -15,7 +15,8 @@ from experiments.training import BusyError, train
 from setfold import DivergedError, InputError
 from setfold.core.locks import hold
 from setfold.learning.seeds import Draw, seed_for, seed_torch
-from tests.experiments.tiny import Line, Noise, as_torchrun, checkpoint, fit, interrupt_at
+from tests.experiments.tiny import Line, Noise, checkpoint, fit, interrupt_at
+from tests.torchrun import as_torchrun
 
 CONSTANT = Schedule(())
 
