@@ -16,7 +16,7 @@ from torch import Tensor
 from experiments import records
 from experiments.records import Circumstances
 from setfold import InputError
-from setfold.core.locks import hold
+from setfold.core.persist import hold
 from setfold.learning.processes import Processes
 
 DEVICES: dict[str, Callable[[], bool]] = {  # is it available? fastest device first

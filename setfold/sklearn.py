@@ -39,10 +39,10 @@ from setfold.learning.encoding import encode_all
 from setfold.learning.objective import predict
 from setfold.learning.search import Search, Settings, search
 from setfold.learning.splits import TRAINING, VALIDATION, split
-from setfold.preprocessing.columns import Columns, NumberColumn
+from setfold.preprocessing.columns import Columns, decoded, is_text
 from setfold.preprocessing.fitting import ColumnFitter, can_be_fitted
+from setfold.preprocessing.kinds import NumberColumn
 from setfold.preprocessing.targets import Classes, Quantity, Target
-from setfold.preprocessing.values import decoded, is_text
 
 FRAME_ROWS = 1 << 20
 LEAST = 1e-12  # standard deviation of a quantity that does not vary

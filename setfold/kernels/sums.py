@@ -1,6 +1,6 @@
 """sum_i W_ij [x_i, 1] over the elements of each set, in constant memory.
 
-There are three implementations:
+Compiled kernels run where they can (`setfold.native`). There are three implementations in torch:
 
 - `plain_sums`, the formula itself. It is compiled, exported, used by function transforms and for
   gradients of small inputs, and run on each tile by the replay.
@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from setfold.kernels.modes import accumulator_dtype, differentiate_again, needs_plain_formula
-from setfold.kernels.ragged import Group, gather, packs
+from setfold.kernels.ragged import Group, gather, group_by_length, packs
 from setfold.kernels.replay import summed_over_tiles
 from setfold.kernels.scores import (
     EPSILON,
@@ -33,6 +33,7 @@ from setfold.kernels.scores import (
     weigh_few_,
 )
 from setfold.kernels.tiles import is_one_tile, tile_rows, tiles
+from setfold.native import dispatch as native
 
 PLAIN_ROWS = 4096  # up to here plain autograd is faster than recomputing
 PACK_SETS = 256  # sets of a ragged batch whose sums are made together
@@ -82,25 +83,46 @@ def slot_sums(
 
 def ragged_sums(
     elements: Tensor,
-    groups: Iterable[Group],
+    index: Tensor,
+    batch_size: int,
     scores: Scores,
     attention: str,
     projection: Projection | None = None,
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """`slot_sums` of sets of different lengths, without a graph, some sets at a time.
-
-    Weights are made of rows whatever their set; only the products know of sets. So many groups
-    cost little more than one. A set of very many rows comes in several parts, to be added up.
+) -> Iterator[tuple[Tensor | None, Tensor]]:
+    """`slot_sums` of sets of different lengths, without a graph, all sets or some at a time.
 
     Args:
         elements: (N, d), the rows of all sets, float32 or float64 on the CPU.
-        groups: which rows make which set, from `group_by_length`.
+        index: (N,), the set of each row, from 0 to `batch_size` - 1.
+        batch_size: the number of sets.
         scores: what turns elements into logits over K slots, the same for all sets.
         attention: "sigmoid" or "softmax", both over slots.
         projection: weight (d_out, d) and bias of the value; None sums the elements themselves.
 
     Yields:
-        The numbers of some sets (b,), and sum_i W_ij [x_i, 1] (b, K, p + 1) of each.
+        The numbers of some sets (b,), or None for all, and sum_i W_ij [x_i, 1] (b, K, p + 1) of
+        each.
+    """
+    if isinstance(scores, FoldedScores) and projection is None:
+        found = native.ragged_sums(elements, index, batch_size, scores.matrix, attention)
+        if found is not None:
+            yield None, found
+            return
+    groups = group_by_length(index, batch_size)
+    yield from _grouped_sums(elements, groups, scores, attention, projection)
+
+
+def _grouped_sums(
+    elements: Tensor,
+    groups: Iterable[Group],
+    scores: Scores,
+    attention: str,
+    projection: Projection | None,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """`ragged_sums`, some sets at a time.
+
+    Weights are made of rows whatever their set; only the products know of sets. So many groups
+    cost little more than one. A set of very many rows comes in several parts, to be added up.
     """
     if isinstance(scores, FoldedScores):
         scores = FoldedScores(scores.matrix.contiguous())
@@ -219,6 +241,9 @@ def transposed_product(left: Tensor, right: Tensor) -> Tensor:
 def _folded_forward(
     elements: Tensor, mask: Tensor | None, attention: str, matrix: Tensor
 ) -> Tensor:
+    found = native.sums(elements, mask, matrix, attention)
+    if found is not None:
+        return found
     batch, length, width = elements.shape
     num_slots = matrix.shape[1]
     precise = accumulator_dtype(elements.device)
@@ -247,6 +272,31 @@ def _folded_forward(
             total[sets] = torch.bmm(weights.transpose(1, 2), tile)
             mass[sets] = weights.sum(1)
     return sums
+
+
+def one_set_sums(elements: Tensor, attention: str, matrix: Tensor) -> Tensor:
+    """`slot_sums` (1, K, d + 1) of one small set (n, d) without a graph, in as few calls as possible.
+
+    Args:
+        elements: (n, d).
+        attention: "sigmoid" or "softmax", both over slots.
+        matrix: (d + 1, K), of the scores, contiguous.
+    """
+    found = native.sums(elements.unsqueeze(0), None, matrix, attention)
+    if found is not None:
+        return found
+    return one_tile_sums(elements, None, attention, matrix).unsqueeze_(0)
+
+
+def one_set_values(
+    elements: Tensor, attention: str, matrix: Tensor, values: Tensor, divisor: int
+) -> Tensor:
+    """`one_set_sums` times `values` (d + 1, d_out), over a divisor: (1, K, d_out)."""
+    found = native.encode(elements, matrix, attention, values, divisor)
+    if found is not None:
+        return found
+    sums = one_tile_sums(elements, None, attention, matrix, divisor)
+    return torch.mm(sums, values).unsqueeze_(0)
 
 
 def one_tile_sums(
@@ -300,6 +350,12 @@ class _FoldedSums(torch.autograd.Function):
             inputs = (elements, augmented)
             of_elements, of_matrix = differentiate_again(formula, inputs, needs, sums_grad)
             return of_elements, None, None, None, of_matrix
+        compiled = native.gradients(
+            *(elements, mask, augmented, ctx.attention, sums_grad),
+            need_elements=ctx.needs_input_grad[0],
+        )
+        if compiled is not None:
+            return compiled[0], None, None, None, compiled[1].to(augmented.dtype)
         batch, length, width = elements.shape
         num_slots = augmented.shape[1]
         matrix, offset = augmented[:-1].contiguous(), augmented[-1].contiguous()

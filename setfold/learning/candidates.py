@@ -26,8 +26,9 @@ from setfold.encoders.deep_sets import DeepSets
 from setfold.encoders.slot_set import SlotSetEncoder
 from setfold.encoders.summary import SummaryStatistics
 from setfold.errors import InputError
-from setfold.preprocessing.columns import Columns, TimeColumn
+from setfold.preprocessing.columns import Columns
 from setfold.preprocessing.heads import ResidualHead, Standardize
+from setfold.preprocessing.kinds import TimeColumn
 from setfold.preprocessing.relative import RelativeLayer
 from setfold.preprocessing.targets import Classes, Target
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from setfold.core.encoder import SetEncoder
+from setfold.core.primitives import SetEncoder
 from setfold.core.weights import first_tensor
 from setfold.errors import InputError
 from setfold.folding.api import fold

@@ -13,7 +13,7 @@ from experiments import training
 from experiments.recipe import Cosine, Schedule, Training
 from experiments.training import BusyError, train
 from setfold import DivergedError, InputError
-from setfold.core.locks import hold
+from setfold.core.persist import hold
 from setfold.learning.seeds import Draw, seed_for, seed_torch
 from tests.experiments.tiny import Line, Noise, checkpoint, fit, interrupt_at
 from tests.torchrun import as_torchrun
