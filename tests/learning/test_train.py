@@ -58,6 +58,15 @@ def test_a_class_with_one_set_is_for_training():
     assert found[-1] == TRAINING
 
 
+@pytest.mark.parametrize("shares", [(0.2, 0.2), (0.1, 0.05), (0.45, 0.45), (0.3, 0.0)])
+@pytest.mark.parametrize("number", [2, 3, 4])
+def test_small_classes_are_in_every_split_that_they_suffice_for(shares, number):
+    targets = np.array([0] * 50 + [1] * number)
+    found = split(None, targets, shares, seed=0)[50:].tolist()
+    wanted = [TRAINING, VALIDATION, TEST][: 3 if shares[1] else 2]
+    assert {*wanted[:number]} <= {*found} <= {*wanted}
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_groups_are_not_split(seed):
     groups = [f"g{i % 6}" for i in range(60)]
