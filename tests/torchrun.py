@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-HANG = 100  # seconds; ends a process that hangs, however busy the machine is
+HANG = 3600  # seconds; ends a process that hangs, however busy the machine is
 
 
 def fork(function, *arguments, **environment):
