@@ -47,6 +47,9 @@ class FitSettings:
         patience: Epochs without improvement on the validation sets before training stops; None to
             never stop early.
         seed: Of the order of sets, dropout and random slots.
+
+    >>> FitSettings(epochs=20, clip=None).batch_sets
+    32
     """
 
     epochs: int = 100

@@ -82,6 +82,9 @@ class Progress(NamedTuple):
         loss: The loss of the last step.
         history: Epoch, mean loss and validated numbers, one entry per validation.
         validated: Whether `history` has a new entry.
+
+    >>> Progress(8, 2.0, 5, 0.25, {"epoch": [2.0], "loss": [0.5], "error": [0.1]}, True).numbers
+    {'loss': 0.25, 'error': 0.1}
     """
 
     step: int
