@@ -258,6 +258,12 @@ FAMILIES = (
     ),
 )
 
+OF_PYG = [
+    (ours, theirs)
+    for family in FAMILIES
+    for ours, theirs in family.pairs
+    if theirs is not None and theirs.name.startswith("PyG")
+]
 ENCODERS: dict[str, Peer] = {peer.name: peer for family in FAMILIES for peer in family.members}
 
 ENCODER_NOTES = (
