@@ -147,9 +147,11 @@ def _draw_roofline(results: Results) -> Any:
     )
     for shape, colour, marker in zip(SHAPES, COLOURS, MARKERS, strict=False):
         for found in (found for found in results.rooflines if found.shape == shape):
+            place = found.intensity, found.operations / found.seconds / 1e9
+            share = f"{found.arithmetic_share:.0%}"
+            axes.annotate(share, place, (8, -4), textcoords="offset points", fontsize=9)
             axes.plot(
-                found.intensity,
-                found.operations / found.seconds / 1e9,
+                *place,
                 color=colour,
                 marker=marker,
                 markersize=9,
@@ -160,7 +162,7 @@ def _draw_roofline(results: Results) -> Any:
     _finish_axes(axes)
     axes.set_xlabel("counted operations per byte of the set")
     axes.set_ylabel("GFLOP/s")
-    axes.set_title(f"{OURS} and the limits of one core")
+    axes.set_title(f"{OURS} and the limits of one core; % of the matrix product's GFLOP/s")
     figure.legend(loc="lower center", ncols=2, frameon=False, fontsize=9)
     figure.tight_layout(rect=(0, 0.15, 1, 1))
     return figure
