@@ -58,7 +58,7 @@ format: $(DEV_STAMP) ## Format and fix what can be fixed.
 stress: $(DEV_STAMP) native ## Encode large files, kill it, fill the disk; damage files, compare encoders (an hour or two).
 	@SETFOLD_STRESS=1 $(BIN)/python -m pytest -s tests/files/test_stress.py tests/test_differential.py tests/fuzz
 
-bench: $(DEV_STAMP) native ## Measure speed and memory beside the peers (about half an hour).
+bench: $(DEV_STAMP) native ## Measure speed and memory beside the peers (about 25 minutes).
 	@$(BIN)/python -m bench
 
 docs: $(DOCS_STAMP) native ## Run the examples of every page, then build the pages into out/docs.

@@ -21,12 +21,12 @@ ROOFLINE_NOTES = (
     "of the elements with K slots. Forward has two: scores, and weighted sums. Backward has three "
     "more: scores again, gradients of the weights of attention, and gradients of the slots. "
     "Attention itself (exponentials and divisions), padding to whole vectors and the sums in "
-    "float64 are not counted, so no pass can reach the peak. With few features, attention takes "
-    "most of the time.",
+    "float64 are not counted, although they take time: with few features, most of it.",
     "Bytes are those of the set, once forward and twice forward+backward. All sets have the same "
     "number of bytes, more than the caches hold.",
     "The limits are measured by torch in the same rounds, with one thread: arithmetic by a product "
-    "of large float32 matrices, reading by the sum of an array as large as the set.",
+    "of large float32 matrices, reading by the sum of an array as large as the set. These are "
+    "speeds that a program reaches; the nominal limits of the CPU are higher.",
 )
 
 
