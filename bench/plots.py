@@ -149,7 +149,8 @@ def _draw_roofline(results: Results) -> Any:
         for found in (found for found in results.rooflines if found.shape == shape):
             place = found.intensity, found.operations / found.seconds / 1e9
             share = f"{found.arithmetic_share:.0%}"
-            axes.annotate(share, place, (8, -4), textcoords="offset points", fontsize=9)
+            beside, side = ((8, -4), "left") if found.backward else ((-8, -4), "right")
+            axes.annotate(share, place, beside, textcoords="offset points", fontsize=9, ha=side)
             axes.plot(
                 *place,
                 color=colour,
@@ -160,6 +161,9 @@ def _draw_roofline(results: Results) -> Any:
                 label=f"{_spelled(shape)}, {pass_name(found.backward)}",
             )
     _finish_axes(axes)
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("{x:g}")
     axes.set_xlabel("counted operations per byte of the set")
     axes.set_ylabel("GFLOP/s")
     axes.set_title(f"{OURS} and the limits of one core; % of the matrix product's GFLOP/s")
