@@ -6,7 +6,7 @@ import torch
 
 from bench.modules import slot_set
 from bench.plan import Plan, Shape
-from bench.results import TORCH_KERNELS, KernelCost, Results
+from bench.results import TORCH_KERNELS, Cell, Results
 from bench.speed import one_pass
 from bench.timing import Contender, interleaved
 from setfold.native import library
@@ -39,4 +39,5 @@ def compare(results: Results, plan: Plan, shape: Shape, backward: bool) -> None:
     elements = torch.randn(1, length, shape.dim_in)
     run = one_pass(slot_set(shape, "mean"), elements, backward)
     runs = {name: with_kernels(isa, run) for name, isa in contenders().items()}
-    results.instruction_sets.append(KernelCost(shape, length, backward, interleaved(runs, plan)))
+    timings = interleaved(runs, plan)
+    results.instruction_sets.append(Cell(shape, length, backward, timings, base=TORCH_KERNELS))

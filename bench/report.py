@@ -75,7 +75,7 @@ def write(results: Results, facts: Facts, pictures: dict[str, str], directory: P
         "about": {**facts, "memory recycled": results.recycling},
         "targets": [target.described() for target in results.targets],
         "peers": [cell.described() for cell in results.cells],
-        "instruction sets": [cost.described() for cost in results.instruction_sets],
+        "instruction sets": [cell.described() for cell in results.instruction_sets],
         "rooflines": [roofline.described() for roofline in results.rooflines],
         "encoders": [cell.described() for cell in results.encoder_cells],
         "folds": [cost.described() for cost in results.folds],
@@ -151,10 +151,10 @@ def kernel_tables(results: Results) -> Iterator[Sheet]:
         return
     names = list(contenders())
     rows: list[Row] = []
-    for cost in results.instruction_sets:
-        took = f"{cost.timings.seconds(TORCH_KERNELS) * 1e3:.3g} ms"
-        speeds = (f"{cost.speed(name):.2f}×" for name in names)
-        rows.append((str(cost.shape), pass_name(cost.backward), took, *speeds))
+    for cell in results.instruction_sets:
+        took = f"{cell.timings.seconds(TORCH_KERNELS) * 1e3:.3g} ms"
+        speeds = (f"{cell.timings.ratio(TORCH_KERNELS, name):.2f}×" for name in names)
+        rows.append((str(cell.shape), pass_name(cell.backward), took, *speeds))
     length = power(results.instruction_sets[0].length)
     title = f"Speed of {OURS} / its speed with {TORCH_KERNELS}, n = {length}"
     heading = ("(d, K, d_out)", "pass", f"{TORCH_KERNELS} took", *names)

@@ -17,12 +17,19 @@ TORCH_KERNELS = "torch kernels"
 
 @dataclass(frozen=True)
 class Cell:
-    """Timings of all contenders for one shape and set size, with or without backward pass."""
+    """Timings of all contenders for one shape and set size, with or without backward pass.
+
+    Attributes:
+        shape, length, backward: what was timed.
+        timings: times of all contenders.
+        base: the contender that the others are compared with.
+    """
 
     shape: Shape
     length: int
     backward: bool
     timings: Timings
+    base: str = OURS
 
     @property
     def column(self) -> str:
@@ -37,31 +44,7 @@ class Cell:
             "pass": pass_name(self.backward),
             "rounds": self.timings.rounds,
             "seconds": {name: self.timings.seconds(name) for name in names},
-            f"time / {OURS}": {name: self.timings.ratio(name, OURS) for name in names},
-        }
-
-
-@dataclass(frozen=True)
-class KernelCost:
-    """Timings of the Slot Set Encoder with the kernels of each instruction set."""
-
-    shape: Shape
-    length: int
-    backward: bool
-    timings: Timings
-
-    def speed(self, name: str) -> float:
-        """Return the speed as a multiple of that of the torch kernels."""
-        return self.timings.ratio(TORCH_KERNELS, name)
-
-    def described(self) -> dict[str, Any]:
-        names = list(self.timings.samples)
-        return {
-            "shape": self.shape._asdict(),
-            "n": self.length,
-            "pass": pass_name(self.backward),
-            "seconds": {name: self.timings.seconds(name) for name in names},
-            f"speed / {TORCH_KERNELS}": {name: self.speed(name) for name in names},
+            f"time / {self.base}": {name: self.timings.ratio(name, self.base) for name in names},
         }
 
 
@@ -279,7 +262,7 @@ class Results:
     plan: Plan
     cells: list[Cell] = field(default_factory=list)
     encoder_cells: list[Cell] = field(default_factory=list)
-    instruction_sets: list[KernelCost] = field(default_factory=list)
+    instruction_sets: list[Cell] = field(default_factory=list)
     rooflines: list[Roofline] = field(default_factory=list)
     recycling: bool = False
     folds: list[FoldCost] = field(default_factory=list)
