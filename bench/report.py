@@ -169,7 +169,7 @@ def roofline_tables(results: Results) -> Iterator[Sheet]:
             (
                 str(found.shape),
                 pass_name(found.backward),
-                power(found.length),
+                f"{found.length:,}",
                 f"{found.operations / found.seconds / 1e9:.1f}",
                 f"{found.peak_operations / 1e9:.1f}",
                 f"{found.arithmetic_share:.0%}",
@@ -357,9 +357,10 @@ def _drawn(sheet: Sheet, width: int) -> Table:
 
 def _markdown(results: Results, facts: Facts, pictures: dict[str, str]) -> str:
     commit = facts["commit"] or "unknown"
-    lines = ["# Benchmark of setfold and its peers", "", f"{described(facts)}.", "", METHOD, ""]
+    lines = ["# Benchmark of setfold and its peers", "", _wrapped(f"{described(facts)}.")]
+    lines += ["", METHOD, ""]
     run = f"`{facts['command']}`, {facts['date']}, commit {commit}, {facts['minutes']} minutes."
-    lines += [run, ""]
+    lines += [_wrapped(run), ""]
     lines += ["## Targets", "", _tally(results.targets), "", *_github(target_sheet(results))]
     lines += [
         "",
