@@ -209,6 +209,40 @@ def _sums_from_tensors(
     return plain_sums(elements, mask, attention, scores, projection)  # type: ignore[arg-type]  # likewise
 
 
+def total(values: Tensor, mask: Tensor | None) -> Tensor:
+    """The sums (B, ...) of values (B, n, ...) over the elements that are present, in float64."""
+    if not needs_plain_formula() and values.dim() == 3:
+        if torch.is_grad_enabled() and values.requires_grad:
+            return _Total.apply(values, mask)
+        found = native.totals(values, mask)
+        if found is not None:
+            return found
+    return _plain_total(values, mask)
+
+
+def _plain_total(values: Tensor, mask: Tensor | None) -> Tensor:
+    if mask is not None:
+        values = values * mask.view(*mask.shape, *[1] * (values.dim() - 2))
+    return values.sum(1, dtype=accumulator_dtype(values.device))
+
+
+class _Total(torch.autograd.Function):
+    """`total`, whose gradient is not computed in float64 for every element."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, mask: Tensor | None) -> Tensor:
+        ctx.save_for_backward(mask)
+        ctx.shape, ctx.dtype = values.shape, values.dtype
+        found = native.totals(values, mask)
+        return _plain_total(values, mask) if found is None else found
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (mask,) = ctx.saved_tensors
+        spread = grad.to(ctx.dtype).unsqueeze(1).expand(ctx.shape)
+        return spread if mask is None else spread * mask.unsqueeze(-1), None
+
+
 def _unweighted_sums(
     elements: Tensor, mask: Tensor | None, projection: Projection | None
 ) -> Tensor:
@@ -275,17 +309,17 @@ def _folded_forward(
 
 
 def one_set_sums(elements: Tensor, attention: str, matrix: Tensor) -> Tensor:
-    """`slot_sums` (1, K, d + 1) of one small set (n, d) without a graph, in as few calls as possible.
+    """`slot_sums` (1, K, d + 1) of one small set without a graph, in as few calls as possible.
 
     Args:
-        elements: (n, d).
+        elements: (1, n, d).
         attention: "sigmoid" or "softmax", both over slots.
         matrix: (d + 1, K), of the scores, contiguous.
     """
-    found = native.sums(elements.unsqueeze(0), None, matrix, attention)
+    found = native.one_set_sums(elements, matrix, attention)
     if found is not None:
         return found
-    return one_tile_sums(elements, None, attention, matrix).unsqueeze_(0)
+    return one_tile_sums(elements[0], None, attention, matrix).unsqueeze_(0)
 
 
 def one_set_values(
@@ -295,7 +329,7 @@ def one_set_values(
     found = native.encode(elements, matrix, attention, values, divisor)
     if found is not None:
         return found
-    sums = one_tile_sums(elements, None, attention, matrix, divisor)
+    sums = one_tile_sums(elements[0], None, attention, matrix, divisor)
     return torch.mm(sums, values).unsqueeze_(0)
 
 

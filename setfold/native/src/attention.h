@@ -43,9 +43,7 @@ HELPER Scores make_scores(Scratch *scratch, const float *matrix, int64_t dim, in
 }
 
 /* sigmoid(x), at least 1e-38; NaN for NaN. */
-INLINE vec sigmoid(vec x) {
-    return reciprocal(1.0f + exponential(smaller(spread(87.0f), -x)));
-}
+INLINE vec sigmoid(vec x) { return reciprocal(1.0f + exponential(smaller(spread(87.0f), -x))); }
 
 /* The numerators of one row of logits, in place, and their sums by lane. */
 INLINE vec activate(const int attention, const Scores *scores, float *row, float peak) {
@@ -101,8 +99,8 @@ INLINE void weigh_with(const int attention, const Scores *scores, float *logits,
     }
 }
 
-/* Turn logits (rows, width) into weights, in place. `shown` has a byte for each row, or is NULL: the
- * weights of a row that is not shown are 0. */
+/* Turn logits (rows, width) into weights, in place. `shown` has a byte for each row, or is NULL:
+ * the weights of a row that is not shown are 0. */
 HELPER void weigh(const Scores *scores, float *logits, int64_t rows, const uint8_t *shown) {
     if (scores->attention == SIGMOID)
         weigh_with(SIGMOID, scores, logits, rows, shown);
@@ -161,7 +159,8 @@ HELPER void exponentiate(const Scores *scores, float *logits, int64_t rows, cons
 /* Turn logits into weights, and gradients of the weights into gradients of the logits, in place.
  *
  * SIGMOID: with S = sigmoid(logit), r = sum(S + eps) and W = (S + eps) / r, dL/dlogit is
- * (dL/dW - sum_l W_l dL/dW_l) S (1 - S) / r. SOFTMAX: the last factor is W. EXPONENTIAL: dL/dW W. */
+ * (dL/dW - sum_l W_l dL/dW_l) S (1 - S) / r. SOFTMAX: the last factor is W. EXPONENTIAL: dL/dW W.
+ */
 HELPER void weigh_back(const Scores *scores, float *logits, float *grads, int64_t rows,
                        const uint8_t *shown) {
     if (scores->attention == SIGMOID) {
@@ -180,8 +179,5 @@ HELPER int64_t block_rows(int64_t dim, int64_t width) {
     int64_t rows = 40 * 1024 / (4 * (dim + width)) / 16 * 16;
     return rows < 32 ? 32 : rows > 256 ? 256 : rows;
 }
-
-/* What a kernel returns. */
-enum { DONE = 0, NO_MEMORY = 1, NOT_FINITE = 2 };
 
 #endif

@@ -20,11 +20,13 @@ const char *setfold_sources(void) { return TEXT_OF(SOURCES); }
 #include <stdint.h>
 
 /* Bits of cpuid, by leaf and register. */
-#define LEAF1_ECX (1u << 12 /* FMA */ | 1u << 22 /* MOVBE */ | 1u << 27 /* OSXSAVE */ \
-                   | 1u << 28 /* AVX */ | 1u << 29 /* F16C */)
+#define LEAF1_ECX                                                                                  \
+    (1u << 12 /* FMA */ | 1u << 22 /* MOVBE */ | 1u << 27 /* OSXSAVE */                            \
+     | 1u << 28 /* AVX */ | 1u << 29 /* F16C */)
 #define LEAF7_EBX_V3 (1u << 3 /* BMI1 */ | 1u << 5 /* AVX2 */ | 1u << 8 /* BMI2 */)
-#define LEAF7_EBX_V4 (1u << 16 /* AVX512F */ | 1u << 17 /* DQ */ | 1u << 28 /* CD */ \
-                      | 1u << 30 /* BW */ | 1u << 31 /* VL */)
+#define LEAF7_EBX_V4                                                                               \
+    (1u << 16 /* AVX512F */ | 1u << 17 /* DQ */ | 1u << 28 /* CD */                                \
+     | 1u << 30 /* BW */ | 1u << 31 /* VL */)
 #define EXTENDED_ECX (1u << 5 /* LZCNT */)
 
 /* Registers that the operating system saves (XCR0). */

@@ -24,15 +24,15 @@ INLINE void raise_tile(const int slots, const int vectors, const float *weights,
                        const float *values, int64_t wide, int64_t rows, float *best,
                        int32_t *blocks, int32_t number) {
     vec found[SLOTS_AT_ONCE][2];
-    UNROLL for (int k = 0; k < slots; k++) UNROLL for (int v = 0; v < vectors; v++)
-        found[k][v] = spread(-INFINITY);
+    UNROLL for (int k = 0; k < slots; k++) UNROLL for (int v = 0; v < vectors; v++) found[k][v] =
+        spread(-INFINITY);
     for (int64_t i = 0; i < rows; i++) {
         vec x[2];
         UNROLL for (int v = 0; v < vectors; v++) x[v] = load(values + i * wide + v * LANES);
         UNROLL for (int k = 0; k < slots; k++) {
             float weight = weights[i * width + k];
-            UNROLL for (int v = 0; v < vectors; v++)
-                found[k][v] = larger(weight * x[v], found[k][v]);
+            UNROLL for (int v = 0; v < vectors; v++) found[k][v] =
+                larger(weight * x[v], found[k][v]);
         }
     }
     UNROLL for (int k = 0; k < slots; k++) UNROLL for (int v = 0; v < vectors; v++) {
@@ -46,15 +46,14 @@ INLINE void raise_tile(const int slots, const int vectors, const float *weights,
 }
 
 /* Weights and signed values of the rows of a block that are shown; their number is returned. */
-static int64_t evaluate(Search *search, const float *elements, const uint8_t *shown,
-                        int64_t length, int64_t block) {
+static int64_t evaluate(Search *search, const float *elements, const uint8_t *shown, int64_t length,
+                        int64_t block) {
     int64_t dim = search->scores.dim, start = block * BLOCK, rows = 0;
     int64_t stop = least(start + BLOCK, length);
     const float *x = elements + start * dim;
     for (int64_t i = start; i < stop; i++) {
         if (shown && !shown[i]) continue;
-        if (shown)
-            memcpy(search->elements + rows * dim, elements + i * dim, dim * sizeof(float));
+        if (shown) memcpy(search->elements + rows * dim, elements + i * dim, dim * sizeof(float));
         search->numbers[rows++] = i;
     }
     Left left = {shown ? search->elements : x, dim, 1};
@@ -74,8 +73,8 @@ static vec defect(const float *numbers, int64_t count) {
 
 static void raise_block(Search *search, int64_t rows, int32_t number) {
     int64_t width = search->scores.width, wide = search->wide, slots = search->scores.slots, k = 0;
-#define RAISE(slots, vectors)                                                                  \
-    raise_tile(slots, vectors, search->weights + k, width, search->values + v, wide, rows,     \
+#define RAISE(slots, vectors)                                                                      \
+    raise_tile(slots, vectors, search->weights + k, width, search->values + v, wide, rows,         \
                search->best + k * wide + v, search->blocks + k * wide + v, number)
     for (; k < slots; k += slots - k < SLOTS_AT_ONCE ? 1 : SLOTS_AT_ONCE) {
         int one = slots - k < SLOTS_AT_ONCE;
@@ -117,7 +116,8 @@ static void find_winners(Search *search, const float *elements, const uint8_t *s
             winners[pair] = 0; /* of a set without elements */
             for (int64_t i = 0; i < rows; i++)
                 if (search->weights[i * search->scores.width + k] *
-                        search->values[i * search->wide + c] == best) {
+                        search->values[i * search->wide + c] ==
+                    best) {
                     winners[pair] = search->numbers[i];
                     break;
                 }
@@ -127,14 +127,14 @@ static void find_winners(Search *search, const float *elements, const uint8_t *s
 
 /* The largest contributions (sign 1), or the smallest (sign -1).
  *
- * elements, shown and matrix as in `setfold_sums`; values (dim + 1, out) maps [x, 1] to values; best
- * (sets, slots, out) is written, and winners of the same shape unless it is NULL. Returns NOT_FINITE
- * if a weight or a value is not finite. The best of a set without elements is infinite. */
+ * elements, shown and matrix as in `setfold_sums`; values (dim + 1, out) maps [x, 1] to values;
+ * best (sets, slots, out) is written, and winners of the same shape unless it is NULL. Returns
+ * NOT_FINITE if a weight or a value is not finite. The best of a set without elements is infinite.
+ */
 KERNEL(setfold_extrema)(const float *elements, int64_t step, const uint8_t *shown,
-                            int64_t shown_step, int64_t sets, int64_t length, int64_t dim,
-                            const float *matrix, int64_t slots, int attention,
-                            const float *values, int64_t out, float sign, float *best,
-                            int64_t *winners) {
+                        int64_t shown_step, int64_t sets, int64_t length, int64_t dim,
+                        const float *matrix, int64_t slots, int attention, const float *values,
+                        int64_t out, float sign, float *best, int64_t *winners) {
     int64_t width = padded(slots), wide = padded(out), blocks = (length + BLOCK - 1) / BLOCK;
     Scratch scratch;
     if (!allocate(&scratch, room_of_scores(dim, slots) + room_of((dim + 1) * wide * 4) +

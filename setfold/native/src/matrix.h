@@ -33,7 +33,9 @@ INLINE void tile(const int rows, const int vectors, const int add, Left left, co
                  int64_t right_step, int64_t depth, float *c, int64_t c_step, const float *offset) {
     vec sum[TALLER][2]; /* in registers, once the loops are unrolled */
     UNROLL for (int i = 0; i < rows; i++) UNROLL for (int v = 0; v < vectors; v++) sum[i][v] =
-        add ? load(c + i * c_step + v * LANES) : offset ? load(offset + v * LANES) : spread(0);
+        add      ? load(c + i * c_step + v * LANES)
+        : offset ? load(offset + v * LANES)
+                 : spread(0);
     for (int64_t q = 0; q < depth; q++) {
         vec b[2];
         UNROLL for (int v = 0; v < vectors; v++) b[v] = load(right + q * right_step + v * LANES);
@@ -47,15 +49,16 @@ INLINE void tile(const int rows, const int vectors, const int add, Left left, co
         store(c + i * c_step + v * LANES, sum[i][v]);
 }
 
-#define TILE(rows, vectors) \
+#define TILE(rows, vectors)                                                                        \
     tile(rows, vectors, add, left, right, right_step, depth, c, c_step, offset)
-#define LAST_TILE(rows, vectors) \
-    case rows:                   \
-        TILE(rows, vectors);     \
+#define LAST_TILE(rows, vectors)                                                                   \
+    case rows:                                                                                     \
+        TILE(rows, vectors);                                                                       \
         break;
 
-INLINE void two_vectors(const int add, Left left, const float *right, int64_t right_step, int64_t rows,
-                        int64_t depth, float *c, int64_t c_step, const float *offset) {
+INLINE void two_vectors(const int add, Left left, const float *right, int64_t right_step,
+                        int64_t rows, int64_t depth, float *c, int64_t c_step,
+                        const float *offset) {
     for (; rows >= TALL; rows -= TALL) {
         TILE(TALL, 2);
         left.start += TALL * left.row_step;
@@ -78,8 +81,8 @@ INLINE void two_vectors(const int add, Left left, const float *right, int64_t ri
     }
 }
 
-INLINE void one_vector(const int add, Left left, const float *right, int64_t right_step, int64_t rows,
-                       int64_t depth, float *c, int64_t c_step, const float *offset) {
+INLINE void one_vector(const int add, Left left, const float *right, int64_t right_step,
+                       int64_t rows, int64_t depth, float *c, int64_t c_step, const float *offset) {
     for (; rows >= TALLER; rows -= TALLER) {
         TILE(TALLER, 1);
         left.start += TALLER * left.row_step;
@@ -106,10 +109,10 @@ INLINE void one_vector(const int add, Left left, const float *right, int64_t rig
     }
 }
 
-/* c (rows, width) = left (rows, depth) right (depth, width) + offset (width), or `c` itself plus the
- * product if `add`. The width is padded; `right` and `c` are stored row by row. */
-INLINE void panels(const int add, Left left, const float *right, int64_t rows, int64_t depth, int64_t width,
-                   float *c, const float *offset) {
+/* c (rows, width) = left (rows, depth) right (depth, width) + offset (width), or `c` itself plus
+ * the product if `add`. The width is padded; `right` and `c` are stored row by row. */
+INLINE void panels(const int add, Left left, const float *right, int64_t rows, int64_t depth,
+                   int64_t width, float *c, const float *offset) {
     int64_t v = 0;
     for (; v + 2 * LANES <= width; v += 2 * LANES)
         two_vectors(add, left, right + v, width, rows, depth, c + v, width,
@@ -119,8 +122,8 @@ INLINE void panels(const int add, Left left, const float *right, int64_t rows, i
                    offset ? offset + v : NULL);
 }
 
-HELPER void multiply(Left left, const float *right, int64_t rows, int64_t depth, int64_t width, float *c,
-                     const float *offset) {
+HELPER void multiply(Left left, const float *right, int64_t rows, int64_t depth, int64_t width,
+                     float *c, const float *offset) {
     panels(0, left, right, rows, depth, width, c, offset);
 }
 

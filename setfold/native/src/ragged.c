@@ -38,11 +38,11 @@ static void add_segment(const float *elements, const float *weights, int64_t row
         for (int64_t l = 0; l <= dim; l++) sums[j * (dim + 1) + l] += room[l * width + j];
 }
 
-/* elements (rows, dim); index (rows) from 0 to sets - 1; matrix (dim + 1, slots) of the scores; sums
- * (sets, slots, dim + 1) is added to. */
-KERNEL(setfold_ragged_sums)(const float *elements, const int64_t *index, int64_t rows,
-                                int64_t dim, int64_t sets, const float *matrix, int64_t slots,
-                                int attention, double *sums) {
+/* elements (rows, dim); index (rows) from 0 to sets - 1; matrix (dim + 1, slots) of the scores;
+ * sums (sets, slots, dim + 1) is added to. */
+KERNEL(setfold_ragged_sums)(const float *elements, const int64_t *index, int64_t rows, int64_t dim,
+                            int64_t sets, const float *matrix, int64_t slots, int attention,
+                            double *sums) {
     int64_t width = padded(slots), block = block_rows(dim, width);
     int sorted = is_sorted(index, rows);
     Scratch scratch;

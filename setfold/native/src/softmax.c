@@ -29,8 +29,8 @@ static void raise_peaks(Scores *scores, Sums *sums, const float *logits, int64_t
  * peaks (sets, slots) and sums (sets, slots, dim + 1) are written. The peak of a set without
  * elements is -inf. */
 KERNEL(setfold_softmax)(const float *elements, int64_t step, const uint8_t *shown,
-                            int64_t shown_step, int64_t sets, int64_t length, int64_t dim,
-                            const float *matrix, int64_t slots, double *peaks, double *sums) {
+                        int64_t shown_step, int64_t sets, int64_t length, int64_t dim,
+                        const float *matrix, int64_t slots, double *peaks, double *sums) {
     int64_t width = padded(slots), block = block_rows(dim, width);
     Scratch scratch;
     if (!allocate(&scratch, room_of_scores(dim, slots) + room_of(block * width * 4) +

@@ -5,11 +5,11 @@
 /* Sum the elements of each set, weighted over slots.
  *
  * elements (sets, length, dim), with `step` numbers from one set to the next; shown (sets, length),
- * likewise, or NULL if all are; matrix (dim + 1, slots) of the scores; sums (sets, slots, dim + 1) is
- * written. */
-KERNEL(setfold_sums)(const float *elements, int64_t step, const uint8_t *shown,
-                         int64_t shown_step, int64_t sets, int64_t length, int64_t dim,
-                         const float *matrix, int64_t slots, int attention, double *sums) {
+ * likewise, or NULL if all are; matrix (dim + 1, slots) of the scores; sums (sets, slots, dim + 1)
+ * is written. */
+KERNEL(setfold_sums)(const float *elements, int64_t step, const uint8_t *shown, int64_t shown_step,
+                     int64_t sets, int64_t length, int64_t dim, const float *matrix, int64_t slots,
+                     int attention, double *sums) {
     int64_t width = padded(slots), block = block_rows(dim, width);
     Scratch scratch;
     if (!allocate(&scratch, room_of_scores(dim, slots) + room_of(block * width * 4) +
@@ -34,38 +34,46 @@ KERNEL(setfold_sums)(const float *elements, int64_t step, const uint8_t *shown,
     return DONE;
 }
 
-/* The encoding (slots, out) of one small set: its sums times values (dim + 1, out), over `divisor`.
- * The sums stay in float. */
-KERNEL(setfold_encode)(const float *elements, int64_t length, int64_t dim, const float *matrix,
-                           int64_t slots, int attention, const float *values, int64_t out,
-                           float divisor, float *encoding) {
-    int64_t width = padded(slots), wide = padded(out), block = block_rows(dim, width);
+/* The encoding (slots, out) of one small set: sum_i W_ij v_i / divisor, with values v_i = [x_i, 1]
+ * values (dim + 1, out). The sums stay in float. */
+KERNEL(setfold_encode)
+(const float *elements, int64_t length, int64_t dim, const float *matrix, int64_t slots,
+ int attention, const float *values, int64_t out, float divisor, float *encoding) {
+    int64_t width = padded(slots), wide = padded(out), numbers = dim + 1;
+    int few = length < slots; /* elements: then their values are cheaper than those of the sums */
+    int64_t rows = few ? length : block_rows(dim, width);
     Scratch scratch;
-    if (!allocate(&scratch, room_of_scores(dim, slots) + room_of(block * width * 4) +
-                                room_of((dim + 1) * width * 4) + room_of((dim + 1) * wide * 4) +
-                                room_of(slots * wide * 4)))
+    if (!allocate(&scratch, room_of_scores(dim, slots) + room_of(rows * width * 4) +
+                                room_of((few ? length * wide : numbers * width) * 4) +
+                                room_of(numbers * wide * 4) + room_of(slots * wide * 4)))
         return NO_MEMORY;
     Scores scores = make_scores(&scratch, matrix, dim, slots, attention);
-    float *weights = take(&scratch, block * width * sizeof(float));
-    float *sums = take(&scratch, (dim + 1) * width * sizeof(float));
-    float *right = take(&scratch, (dim + 1) * wide * sizeof(float));
+    float *weights = take(&scratch, rows * width * sizeof(float));
+    float *middle = take(&scratch, (few ? length * wide : numbers * width) * sizeof(float));
+    float *copy = take(&scratch, numbers * wide * sizeof(float));
     float *found = take(&scratch, slots * wide * sizeof(float));
-    memset(sums, 0, (dim + 1) * width * sizeof(float));
-    for (int64_t start = 0; start < length; start += block) {
-        int64_t rows = least(block, length - start);
-        const float *x = elements + start * dim;
-        multiply((Left){x, dim, 1}, scores.matrix, rows, dim, width, weights, scores.offset);
-        weigh(&scores, weights, rows, NULL);
-        multiply_add((Left){x, 1, dim}, weights, dim, rows, width, sums);
-        add_rows(weights, rows, width, sums + dim * width);
+    if (out < wide) {
+        pad(values, numbers, out, copy, 0);
+        values = copy;
     }
-    for (int64_t v = 0; v < (dim + 1) * width; v += LANES) store(sums + v, load(sums + v) / divisor);
-    if (out < wide) pad(values, dim + 1, out, right, 0);
-    multiply((Left){sums, 1, width}, out < wide ? right : values, slots, dim + 1, wide,
-             out < wide ? found : encoding, NULL);
-    if (out < wide)
-        for (int64_t j = 0; j < slots; j++)
-            memcpy(encoding + j * out, found + j * wide, out * sizeof(float));
+    if (!few) memset(middle, 0, numbers * width * sizeof(float)); /* the sums */
+    for (int64_t start = 0; start < length; start += rows) {
+        int64_t some = least(rows, length - start);
+        const float *x = elements + start * dim;
+        multiply((Left){x, dim, 1}, scores.matrix, some, dim, width, weights, scores.offset);
+        weigh(&scores, weights, some, NULL);
+        if (few) continue;
+        multiply_add((Left){x, 1, dim}, weights, dim, some, width, middle);
+        add_rows(weights, some, width, middle + dim * width);
+    }
+    if (few) {
+        multiply((Left){elements, dim, 1}, values, length, dim, wide, middle, values + dim * wide);
+        multiply((Left){weights, 1, width}, middle, slots, length, wide, found, NULL);
+    } else {
+        multiply((Left){middle, 1, width}, values, slots, numbers, wide, found, NULL);
+    }
+    for (int64_t j = 0; j < slots; j++)
+        for (int64_t c = 0; c < out; c++) encoding[j * out + c] = found[j * wide + c] / divisor;
     free(scratch.block);
     return DONE;
 }
@@ -73,12 +81,13 @@ KERNEL(setfold_encode)(const float *elements, int64_t length, int64_t dim, const
 /* The gradients of `setfold_sums`, or of `setfold_softmax` given its peaks (sets, slots).
  *
  * upstream (sets, slots, dim + 1) is dL/dsums; matrix_grad (dim + 1, slots) is written, and
- * elements_grad (sets, length, dim), with `grad_step` numbers from set to set, unless it is NULL. */
+ * elements_grad (sets, length, dim), with `grad_step` numbers from set to set, unless it is NULL.
+ */
 KERNEL(setfold_gradients)(const float *elements, int64_t step, const uint8_t *shown,
-                              int64_t shown_step, int64_t sets, int64_t length, int64_t dim,
-                              const float *matrix, int64_t slots, int attention,
-                              const float *peaks, const float *upstream, double *matrix_grad,
-                              float *elements_grad, int64_t grad_step) {
+                          int64_t shown_step, int64_t sets, int64_t length, int64_t dim,
+                          const float *matrix, int64_t slots, int attention, const float *peaks,
+                          const float *upstream, double *matrix_grad, float *elements_grad,
+                          int64_t grad_step) {
     int64_t width = padded(slots), wide = padded(dim), block = block_rows(dim, 2 * width);
     Scratch scratch;
     if (!allocate(&scratch, room_of_scores(dim, slots) + 2 * room_of(block * width * 4) +

@@ -1,7 +1,7 @@
 /* Vectors of floats: the only file that knows instruction sets.
  *
- * Everything else is written with the vector extensions of GCC and Clang. A vector has LANES floats,
- * as many as fit in a register of the instruction set that the file is compiled for. */
+ * Everything else is written with the vector extensions of GCC and Clang. A vector has LANES
+ * floats, as many as fit in a register of the instruction set that the file is compiled for. */
 
 #ifndef SETFOLD_VECTOR_H
 #define SETFOLD_VECTOR_H
@@ -122,40 +122,39 @@ INLINE float largest_of(vec x) {
 #define MERGE_1(op, a, b) op(SHUFFLE(a, b, 0, 4, 2, 6), SHUFFLE(a, b, 1, 5, 3, 7))
 #define MERGE_2(op, a, b) op(SHUFFLE(a, b, 0, 1, 4, 5), SHUFFLE(a, b, 2, 3, 6, 7))
 #elif LANES == 8
-#define MERGE_1(op, a, b) \
+#define MERGE_1(op, a, b)                                                                          \
     op(SHUFFLE(a, b, 0, 8, 2, 10, 4, 12, 6, 14), SHUFFLE(a, b, 1, 9, 3, 11, 5, 13, 7, 15))
-#define MERGE_2(op, a, b) \
+#define MERGE_2(op, a, b)                                                                          \
     op(SHUFFLE(a, b, 0, 1, 8, 9, 4, 5, 12, 13), SHUFFLE(a, b, 2, 3, 10, 11, 6, 7, 14, 15))
-#define MERGE_3(op, a, b) \
+#define MERGE_3(op, a, b)                                                                          \
     op(SHUFFLE(a, b, 0, 1, 2, 3, 8, 9, 10, 11), SHUFFLE(a, b, 4, 5, 6, 7, 12, 13, 14, 15))
 #else
-#define MERGE_1(op, a, b)                                                              \
-    op(SHUFFLE(a, b, 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30),       \
+#define MERGE_1(op, a, b)                                                                          \
+    op(SHUFFLE(a, b, 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30),                   \
        SHUFFLE(a, b, 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31))
-#define MERGE_2(op, a, b)                                                              \
-    op(SHUFFLE(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29),        \
+#define MERGE_2(op, a, b)                                                                          \
+    op(SHUFFLE(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29),                    \
        SHUFFLE(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31))
-#define MERGE_3(op, a, b)                                                              \
-    op(SHUFFLE(a, b, 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27),        \
+#define MERGE_3(op, a, b)                                                                          \
+    op(SHUFFLE(a, b, 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27),                    \
        SHUFFLE(a, b, 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31))
-#define MERGE_4(op, a, b)                                                              \
-    op(SHUFFLE(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23),          \
+#define MERGE_4(op, a, b)                                                                          \
+    op(SHUFFLE(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23),                      \
        SHUFFLE(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31))
 #endif
 
-#define HALVE(merge, op, rows, count) \
+#define HALVE(merge, op, rows, count)                                                              \
     UNROLL for (int i = 0; i < (count) / 2; i++) rows[i] = merge(op, rows[2 * i], rows[2 * i + 1]);
 
 #if LANES == 4
 #define REDUCE_ROWS(op, rows) HALVE(MERGE_1, op, rows, 4) HALVE(MERGE_2, op, rows, 2)
 #elif LANES == 8
-#define REDUCE_ROWS(op, rows)                              \
-    HALVE(MERGE_1, op, rows, 8) HALVE(MERGE_2, op, rows, 4) \
-    HALVE(MERGE_3, op, rows, 2)
+#define REDUCE_ROWS(op, rows)                                                                      \
+    HALVE(MERGE_1, op, rows, 8) HALVE(MERGE_2, op, rows, 4) HALVE(MERGE_3, op, rows, 2)
 #else
-#define REDUCE_ROWS(op, rows)                                \
-    HALVE(MERGE_1, op, rows, 16) HALVE(MERGE_2, op, rows, 8) \
-    HALVE(MERGE_3, op, rows, 4) HALVE(MERGE_4, op, rows, 2)
+#define REDUCE_ROWS(op, rows)                                                                      \
+    HALVE(MERGE_1, op, rows, 16)                                                                   \
+    HALVE(MERGE_2, op, rows, 8) HALVE(MERGE_3, op, rows, 4) HALVE(MERGE_4, op, rows, 2)
 #endif
 
 INLINE vec row_sums(vec rows[LANES]) {
