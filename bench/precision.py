@@ -15,6 +15,7 @@ from bench.modules import slot_set
 from bench.plan import BOUNDS, CHUNK, NARROW, Plan, Shape, power
 from bench.results import Results, Target
 from bench.timing import Contender, interleaved
+from setfold.native.library import using
 
 UPDATES = 50  # updates per call, so that the overhead of a call is small
 HOLDERS = (  # modules that import the function for the precision of totals
@@ -36,9 +37,13 @@ class Accumulator:
 
 @contextmanager
 def chosen_accumulator() -> Iterator[Accumulator]:
-    """Allow other precisions than float64, the only one in the library, for totals."""
+    """Allow other precisions than float64, the only one in the library, for totals.
+
+    Plain torch computes both: the compiled kernels add up in float64 alone.
+    """
     accumulator = Accumulator()
     with ExitStack() as stack:
+        stack.enter_context(using(None))
         for holder in HOLDERS:
             stack.enter_context(mock.patch(f"{holder}.accumulator_dtype", accumulator))
         yield accumulator
