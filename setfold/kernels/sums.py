@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from setfold.kernels import gpu
 from setfold.kernels.modes import accumulator_dtype, differentiate_again, needs_plain_formula
 from setfold.kernels.ragged import Group, gather, group_by_length, packs
 from setfold.kernels.replay import summed_over_tiles
@@ -75,7 +76,7 @@ def slot_sums(
         if tracked:
             return _FoldedSums.apply(elements, mask, attention, gradients_only, *scores)
         return _folded_forward(elements, mask, attention, *scores)
-    rows = tile_rows(width + scores.room, elements.element_size())
+    rows = tile_rows(width + scores.room, elements.element_size(), elements.device)
     function = partial(_sums_from_tensors, attention, type(scores), len(scores))
     tensors = (*scores, *(projection or ()))
     return summed_over_tiles(function, rows, elements, mask, tensors, gradients_only)
@@ -129,7 +130,7 @@ def _grouped_sums(
     elements = elements.resolve_neg()  # for numpy
     width, num_slots = elements.shape[1], scores.num_slots
     summed = width if projection is None else projection[0].shape[0]
-    most_rows = tile_rows(width + scores.room, elements.element_size())
+    most_rows = tile_rows(width + scores.room, elements.element_size(), elements.device)
     ones, tiles_room = elements.new_ones(num_slots), elements.new_empty(most_rows, width)
     logits_room = elements.new_empty(most_rows, num_slots)
     for pack in packs(groups, most_rows, PACK_SETS):
@@ -276,13 +277,19 @@ def _folded_forward(
     elements: Tensor, mask: Tensor | None, attention: str, matrix: Tensor
 ) -> Tensor:
     found = native.sums(elements, mask, matrix, attention)
+    if found is None:
+        found = gpu.sums(elements, mask, matrix, attention)
     if found is not None:
         return found
     batch, length, width = elements.shape
     num_slots = matrix.shape[1]
     precise = accumulator_dtype(elements.device)
     few = is_one_tile(batch * length)
-    rows = batch * length if few else tile_rows(width + num_slots, elements.element_size())
+    rows = (
+        batch * length
+        if few
+        else tile_rows(width + num_slots, elements.element_size(), elements.device)
+    )
     if batch == 1 and length <= rows:
         shown = None if mask is None else mask[0]
         return one_tile_sums(elements[0], shown, attention, matrix).unsqueeze_(0)
@@ -384,10 +391,11 @@ class _FoldedSums(torch.autograd.Function):
             inputs = (elements, augmented)
             of_elements, of_matrix = differentiate_again(formula, inputs, needs, sums_grad)
             return of_elements, None, None, None, of_matrix
-        compiled = native.gradients(
-            *(elements, mask, augmented, ctx.attention, sums_grad),
-            need_elements=ctx.needs_input_grad[0],
-        )
+        arguments = (elements, mask, augmented, ctx.attention, sums_grad)
+        need = ctx.needs_input_grad[0]
+        compiled = native.gradients(*arguments, need_elements=need)
+        if compiled is None:
+            compiled = gpu.gradients(*arguments, need_elements=need)
         if compiled is not None:
             return compiled[0], None, None, None, compiled[1].to(augmented.dtype)
         batch, length, width = elements.shape
@@ -398,7 +406,10 @@ class _FoldedSums(torch.autograd.Function):
         upstream = total_grad.transpose(1, 2).contiguous()  # (B, d, K)
         grads = torch.zeros_like(augmented, dtype=accumulator_dtype(elements.device))
         elements_grad = torch.empty_like(elements) if ctx.needs_input_grad[0] else None
-        rows = min(tile_rows(width + 2 * num_slots, elements.element_size()), batch * length)
+        rows = min(
+            tile_rows(width + 2 * num_slots, elements.element_size(), elements.device),
+            batch * length,
+        )
         ones, room = elements.new_ones(num_slots), elements.new_empty(4, rows, num_slots)
         for sets, part in tiles(batch, length, rows):
             tile = elements[sets, part]
