@@ -69,7 +69,7 @@ bench: $(DEV_STAMP) native ## Measure speed and memory beside the peers (about 2
 	@$(BIN)/python -m bench
 
 docs: $(DOCS_STAMP) native ## Run the examples of every page, then build the pages into out/docs.
-	@$(BIN)/python -m pytest tests/test_docs.py tests/test_readme.py
+	@$(BIN)/python -m pytest tests/test_docs.py tests/test_readme.py tests/test_tutorial.py
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 wheels: $(RELEASE_STAMP) ## Build wheels for every platform into dist and check them (zig's first run takes minutes).
