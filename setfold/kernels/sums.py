@@ -210,6 +210,40 @@ def _sums_from_tensors(
     return plain_sums(elements, mask, attention, scores, projection)  # type: ignore[arg-type]  # likewise
 
 
+def total(values: Tensor, mask: Tensor | None) -> Tensor:
+    """The sums (B, ...) of values (B, n, ...) over the elements that are present, in float64."""
+    if not needs_plain_formula() and values.dim() == 3:
+        if torch.is_grad_enabled() and values.requires_grad:
+            return _Total.apply(values, mask)
+        found = native.totals(values, mask)
+        if found is not None:
+            return found
+    return _plain_total(values, mask)
+
+
+def _plain_total(values: Tensor, mask: Tensor | None) -> Tensor:
+    if mask is not None:
+        values = values * mask.view(*mask.shape, *[1] * (values.dim() - 2))
+    return values.sum(1, dtype=accumulator_dtype(values.device))
+
+
+class _Total(torch.autograd.Function):
+    """`total`, whose gradient is not computed in float64 for every element."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, mask: Tensor | None) -> Tensor:
+        ctx.save_for_backward(mask)
+        ctx.shape, ctx.dtype = values.shape, values.dtype
+        found = native.totals(values, mask)
+        return _plain_total(values, mask) if found is None else found
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (mask,) = ctx.saved_tensors
+        spread = grad.to(ctx.dtype).unsqueeze(1).expand(ctx.shape)
+        return spread if mask is None else spread * mask.unsqueeze(-1), None
+
+
 def _unweighted_sums(
     elements: Tensor, mask: Tensor | None, projection: Projection | None
 ) -> Tensor:

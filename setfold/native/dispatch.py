@@ -262,16 +262,38 @@ def encode(
     return out
 
 
+def totals(elements: Tensor, mask: Tensor | None) -> Tensor | None:
+    """The sums (B, d) of the elements (B, n, d) of each set, in float64."""
+    library, batch = choice.kernels, _batch(elements, mask)
+    if library is None or batch is None:
+        return None
+
+    def run(sets: slice, rows: slice) -> Tensor:
+        out = torch.empty(sets.stop - sets.start, batch.shape[2], dtype=torch.float64)
+        _check(library.totals(*batch.part(sets, rows), out.data_ptr()))
+        return out
+
+    return _over_threads(run, batch.shape, 1, torch.add, torch.cat)
+
+
 def _prepare(
     elements: Tensor, mask: Tensor | None, matrix: Tensor
 ) -> tuple[Kernels, Batch, Tensor] | None:
     """The kernels and what they read; None if they cannot."""
     library = choice.kernels
-    if library is None or elements.dim() != 3 or matrix.dim() != 2:
+    if library is None or matrix.dim() != 2 or not _is_plain(matrix):
+        return None
+    batch = _batch(elements, mask)
+    if batch is None or batch.shape[2] + 1 != matrix.shape[0]:
+        return None
+    return library, batch, matrix.contiguous()
+
+
+def _batch(elements: Tensor, mask: Tensor | None) -> Batch | None:
+    """Where the elements (B, n, d) and the mask (B, n) are; None if kernels cannot read them."""
+    if elements.dim() != 3 or not _is_plain(elements):
         return None
     batch_size, length, width = elements.shape
-    if not (_is_plain(elements) and _is_plain(matrix)) or width + 1 != matrix.shape[0]:
-        return None
     if not elements.is_contiguous() and elements.stride()[1:] != (width, 1):
         return None
     if mask is not None:
@@ -279,14 +301,13 @@ def _prepare(
             return None
         if mask.stride(1) != 1:
             return None
-    batch = Batch(
+    return Batch(
         elements.data_ptr(),
         elements.stride(0),
         None if mask is None else mask.data_ptr(),
         0 if mask is None else mask.stride(0),
         (batch_size, length, width),
     )
-    return library, batch, matrix.contiguous()
 
 
 def _is_plain(tensor: Tensor) -> bool:

@@ -33,6 +33,7 @@ SIGNATURES: dict[str, list[Any]] = {  # as in the sources
     "gradients": [*_BATCH, *_SCORES, *[_POINTER] * 4, _INTEGER],
     "softmax": [*_BATCH, _POINTER, _INTEGER, _POINTER, _POINTER],
     "extrema": [*_BATCH, *_SCORES, _POINTER, _INTEGER, _FLOAT, _POINTER, _POINTER],
+    "totals": [*_BATCH, _POINTER],
     "ragged_sums": [_POINTER, _POINTER, *[_INTEGER] * 3, *_SCORES, _POINTER],
 }
 
@@ -46,6 +47,7 @@ class Kernels(NamedTuple):
     gradients: Callable[..., int]
     softmax: Callable[..., int]
     extrema: Callable[..., int]
+    totals: Callable[..., int]
     ragged_sums: Callable[..., int]
 
 
