@@ -20,14 +20,18 @@ from torch import Tensor, nn
 from setfold.native.library import Kernels, kernels
 
 ATTENTIONS = {"sigmoid": 0, "softmax": 1, "exponential": 2}  # as in attention.h
-NO_MEMORY, NOT_FINITE = 1, 2  # likewise
+NO_MEMORY, NOT_FINITE, BAD_INDEX = 1, 2, 3  # likewise
+MAX_NUMBER = (1 << 31) - 1  # the kernel numbers blocks, and pairs of slot and channel, in 32 bits
+INTEGERS = (torch.int64, torch.int32)
 PLAIN = (Tensor, nn.Parameter)  # subclasses may do anything
 THREADED_WORK = 1 << 22  # multiplications of a product from which on threads pay
+LARGEST_MATRIX = 1 << 18  # numbers; a larger one leaves the cache, and torch multiplies faster
 
 
 class Batch(NamedTuple):
     """Sets (B, n, d) in memory, as the kernels read them."""
 
+    tensors: tuple[Tensor | None, ...]  # kept alive while a thread reads them
     start: int
     step: int  # numbers from one set to the next
     mask_start: int | None
@@ -60,13 +64,14 @@ def sums(elements: Tensor, mask: Tensor | None, matrix: Tensor, attention: str) 
         attention: "sigmoid" or "softmax".
     """
     found = _prepare(elements, mask, matrix)
-    if found is None:
+    if found is None or matrix.numel() > LARGEST_MATRIX:
         return None
     library, batch, matrix = found
     width, num_slots = batch.shape[2], matrix.shape[1]
 
     def run(sets: slice, rows: slice) -> Tensor:
-        out = torch.empty(sets.stop - sets.start, num_slots, width + 1, dtype=torch.float64)
+        shape = (sets.stop - sets.start, num_slots, width + 1)
+        out = elements.new_empty(shape, dtype=torch.float64)
         scores = (matrix.data_ptr(), num_slots, ATTENTIONS[attention])
         _check(library.sums(*batch.part(sets, rows), *scores, out.data_ptr()))
         return out
@@ -77,14 +82,15 @@ def sums(elements: Tensor, mask: Tensor | None, matrix: Tensor, attention: str) 
 def softmax(elements: Tensor, mask: Tensor | None, matrix: Tensor) -> tuple[Tensor, Tensor] | None:
     """The peaks m (B, K) of the logits and sum_i exp(l_ij - m_j) [x_i, 1], in float64."""
     found = _prepare(elements, mask, matrix)
-    if found is None:
+    if found is None or matrix.numel() > LARGEST_MATRIX:
         return None
     library, batch, matrix = found
     width, num_slots = batch.shape[2], matrix.shape[1]
 
     def run(sets: slice, rows: slice) -> tuple[Tensor, Tensor]:
-        peaks = torch.empty(sets.stop - sets.start, num_slots, dtype=torch.float64)
-        out = torch.empty(*peaks.shape, width + 1, dtype=torch.float64)
+        shape = (sets.stop - sets.start, num_slots)
+        peaks = elements.new_empty(shape, dtype=torch.float64)
+        out = elements.new_empty(*shape, width + 1, dtype=torch.float64)
         scores = (matrix.data_ptr(), num_slots)
         arguments = batch.part(sets, rows)
         _check(library.softmax(*arguments, *scores, peaks.data_ptr(), out.data_ptr()))
@@ -114,16 +120,16 @@ def gradients(
         need_elements: whether to compute dL/dx; None otherwise.
     """
     found = _prepare(elements, mask, matrix)
-    if found is None:
+    if found is None or matrix.numel() > LARGEST_MATRIX:
         return None
     library, batch, matrix = found
     upstream = upstream.to(torch.float32).contiguous()
     peaks = None if peaks is None else peaks.to(torch.float32).contiguous()
-    elements_grad = torch.empty(elements.shape) if need_elements else None
+    elements_grad = elements.new_empty(elements.shape) if need_elements else None
     (_, length, width), num_slots = elements.shape, matrix.shape[1]
 
     def run(sets: slice, rows: slice) -> Tensor:
-        out = torch.empty(matrix.shape, dtype=torch.float64)
+        out = matrix.new_empty(matrix.shape, dtype=torch.float64)
         to = None if elements_grad is None else elements_grad.data_ptr()
         if to is not None:
             to += 4 * width * (sets.start * length + rows.start)
@@ -164,16 +170,18 @@ def extrema(
         need_winners: whether to find the elements that attain it; None otherwise.
     """
     found = _prepare(elements, mask, matrix)
-    if found is None or values.shape[0] != matrix.shape[0] or not _is_plain(values):
+    if found is None or not _is_plain(values) or values.shape[:-1] != matrix.shape[:1]:
         return None
     library, batch, matrix = found
     values = values.contiguous()
     num_slots, dim_out = matrix.shape[1], values.shape[1]
+    if max(num_slots * dim_out, batch.shape[1]) > MAX_NUMBER:
+        return None
     sign = 1.0 if largest else -1.0
 
     def run(sets: slice, rows: slice) -> tuple[Tensor, Tensor | None] | None:
-        best = torch.empty(sets.stop - sets.start, num_slots, dim_out)
-        winners = torch.empty(best.shape, dtype=torch.long) if need_winners else None
+        best = elements.new_empty(sets.stop - sets.start, num_slots, dim_out)
+        winners = best.new_empty(best.shape, dtype=torch.long) if need_winners else None
         result = library.extrema(
             *batch.part(sets, rows),
             *(matrix.data_ptr(), num_slots, ATTENTIONS[attention]),
@@ -200,20 +208,23 @@ def ragged_sums(
 ) -> Tensor | None:
     """`sums` (S, K, d + 1) of ragged rows (N, d), with the set of each row in `index` (N,).
 
-    The caller has checked that the index is from 0 to S - 1.
+    None, too, if an index is not from 0 to S - 1.
     """
     library = kernels()
-    fits = elements.dim() == 2 and matrix.dim() == 2 and matrix.shape[0] == elements.shape[1] + 1
-    if library is None or not fits or not (_is_plain(elements) and _is_plain(matrix)):
+    if library is None or elements.dim() != 2 or not _fits(elements, matrix):
         return None
-    if not elements.is_contiguous() or index.shape != elements.shape[:1]:
+    if not elements.is_contiguous() or matrix.numel() > LARGEST_MATRIX:
+        return None
+    if index.shape != elements.shape[:1] or index.dtype not in INTEGERS or not index.is_cpu:
         return None
     matrix, index = matrix.contiguous(), index.to(torch.long).contiguous()
-    out = torch.zeros(batch_size, matrix.shape[1], matrix.shape[0], dtype=torch.float64)
+    out = matrix.new_zeros(batch_size, *matrix.shape[::-1], dtype=torch.float64)
     result = library.ragged_sums(
         *(elements.data_ptr(), index.data_ptr(), *elements.shape, batch_size),
         *(matrix.data_ptr(), matrix.shape[1], ATTENTIONS[attention], out.data_ptr()),
     )
+    if result == BAD_INDEX:
+        return None
     _check(result)
     return out
 
@@ -223,14 +234,16 @@ def encode(
 ) -> Tensor | None:
     """The encoding (1, K, d_out) of one small set (n, d): its sums times values, over a divisor.
 
-    The tensors are those of an encoder that were derived from its weights: contiguous and of one
-    dtype, and elements have the width of the matrix.
+    The matrix and the values were derived from the weights of one encoder: they are contiguous and
+    of one dtype and device.
     """
     library = kernels()
-    if library is None or not (_is_plain(elements) and elements.is_contiguous()):
+    if library is None or elements.dim() != 2 or not _fits(elements, matrix):
+        return None
+    if not elements.is_contiguous() or values.shape[0] != matrix.shape[0]:
         return None
     (length, width), num_slots, dim_out = elements.shape, matrix.shape[1], values.shape[1]
-    out = torch.empty(1, num_slots, dim_out)
+    out = elements.new_empty(1, num_slots, dim_out)
     result = library.encode(
         *(elements.data_ptr(), length, width, matrix.data_ptr(), num_slots, ATTENTIONS[attention]),
         *(values.data_ptr(), dim_out, divisor, out.data_ptr()),
@@ -244,19 +257,18 @@ def _prepare(
 ) -> tuple[Kernels, Batch, Tensor] | None:
     """The kernels and what they read; None if they cannot."""
     library = kernels()
-    if library is None or elements.dim() != 3 or matrix.dim() != 2:
+    if library is None or elements.dim() != 3 or not _fits(elements, matrix):
         return None
     batch_size, length, width = elements.shape
-    if not (_is_plain(elements) and _is_plain(matrix)) or width + 1 != matrix.shape[0]:
-        return None
     if not elements.is_contiguous() and elements.stride()[1:] != (width, 1):
         return None
     if mask is not None:
         if mask.shape != (batch_size, length) or mask.dtype != torch.bool or not mask.is_cpu:
             return None
-        if mask.stride(1) != 1:
+        if type(mask) not in PLAIN or mask.layout != torch.strided or mask.stride(1) != 1:
             return None
     batch = Batch(
+        (elements, mask),
         elements.data_ptr(),
         elements.stride(0),
         None if mask is None else mask.data_ptr(),
@@ -264,6 +276,17 @@ def _prepare(
         (batch_size, length, width),
     )
     return library, batch, matrix.contiguous()
+
+
+def _fits(elements: Tensor, matrix: Tensor) -> bool:
+    """Whether a kernel can multiply elements (..., d) with a matrix (d + 1, K)."""
+    plain = _is_plain(elements) and _is_plain(matrix)
+    return (
+        plain
+        and matrix.dim() == 2
+        and matrix.shape[0] == elements.shape[-1] + 1
+        and matrix.shape[1] > 0
+    )
 
 
 def _is_plain(tensor: Tensor) -> bool:
@@ -303,7 +326,10 @@ def _over_threads(
     """
     batch_size, length, dim = shape
     work = batch_size * length * dim * width
-    threads = min(torch.get_num_threads(), work // THREADED_WORK) if work > THREADED_WORK else 1
+    most = max(batch_size, length)
+    threads = (
+        min(torch.get_num_threads(), work // THREADED_WORK, most) if work > THREADED_WORK else 1
+    )
     if threads < 2:
         return run(slice(0, batch_size), slice(0, length))
     by_sets = batch_size >= threads
