@@ -8,23 +8,19 @@ active and that no graph is recorded.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache, reduce
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from setfold.native.library import Kernels, kernels
+from setfold.native.threads import concatenate, over_threads, total
 
 ATTENTIONS = {"sigmoid": 0, "softmax": 1, "exponential": 2}  # as in attention.h
 NO_MEMORY, NOT_FINITE, BAD_INDEX = 1, 2, 3  # likewise
 MAX_NUMBER = (1 << 31) - 1  # the kernel numbers blocks, and pairs of slot and channel, in 32 bits
 INTEGERS = (torch.int64, torch.int32)
 PLAIN = (Tensor, nn.Parameter)  # subclasses may do anything
-THREADED_WORK = 1 << 22  # multiplications of a product from which on threads pay
 LARGEST_MATRIX = 1 << 18  # numbers; a larger one leaves the cache, and torch multiplies faster
 
 
@@ -73,10 +69,10 @@ def sums(elements: Tensor, mask: Tensor | None, matrix: Tensor, attention: str) 
         shape = (sets.stop - sets.start, num_slots, width + 1)
         out = elements.new_empty(shape, dtype=torch.float64)
         scores = (matrix.data_ptr(), num_slots, ATTENTIONS[attention])
-        _check(library.sums(*batch.part(sets, rows), *scores, out.data_ptr()))
+        check(library.sums(*batch.part(sets, rows), *scores, out.data_ptr()))
         return out
 
-    return _over_threads(run, batch.shape, num_slots, torch.add, torch.cat)
+    return over_threads(run, batch.shape, num_slots, torch.add, torch.cat)
 
 
 def softmax(elements: Tensor, mask: Tensor | None, matrix: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -93,10 +89,10 @@ def softmax(elements: Tensor, mask: Tensor | None, matrix: Tensor) -> tuple[Tens
         out = elements.new_empty(*shape, width + 1, dtype=torch.float64)
         scores = (matrix.data_ptr(), num_slots)
         arguments = batch.part(sets, rows)
-        _check(library.softmax(*arguments, *scores, peaks.data_ptr(), out.data_ptr()))
+        check(library.softmax(*arguments, *scores, peaks.data_ptr(), out.data_ptr()))
         return peaks, out
 
-    return _over_threads(run, batch.shape, num_slots, _join_softmax, _concatenate)
+    return over_threads(run, batch.shape, num_slots, _join_softmax, concatenate)
 
 
 def gradients(
@@ -141,10 +137,10 @@ def gradients(
             upstream.data_ptr() + 4 * sets.start * num_slots * (width + 1),
             *(out.data_ptr(), to, length * width),
         )
-        _check(result)
+        check(result)
         return out
 
-    return elements_grad, _over_threads(run, batch.shape, num_slots, torch.add, _total)
+    return elements_grad, over_threads(run, batch.shape, num_slots, torch.add, total)
 
 
 def extrema(
@@ -170,7 +166,7 @@ def extrema(
         need_winners: whether to find the elements that attain it; None otherwise.
     """
     found = _prepare(elements, mask, matrix)
-    if found is None or not _is_plain(values) or values.shape[:-1] != matrix.shape[:1]:
+    if found is None or not is_plain(values) or values.shape[:-1] != matrix.shape[:1]:
         return None
     library, batch, matrix = found
     values = values.contiguous()
@@ -190,7 +186,7 @@ def extrema(
         )
         if result == NOT_FINITE:
             return None
-        _check(result)
+        check(result)
         return best, None if winners is None else winners.add_(rows.start)
 
     def better(left: Any, right: Any) -> Any:
@@ -200,7 +196,7 @@ def extrema(
         pairs = zip(left, right, strict=True)
         return tuple(None if a is None else torch.where(wins, b, a) for a, b in pairs)
 
-    return _over_threads(run, batch.shape, num_slots * dim_out, better, _concatenate)
+    return over_threads(run, batch.shape, num_slots * dim_out, better, concatenate)
 
 
 def ragged_sums(
@@ -225,7 +221,7 @@ def ragged_sums(
     )
     if result == BAD_INDEX:
         return None
-    _check(result)
+    check(result)
     return out
 
 
@@ -248,7 +244,7 @@ def encode(
         *(elements.data_ptr(), length, width, matrix.data_ptr(), num_slots, ATTENTIONS[attention]),
         *(values.data_ptr(), dim_out, divisor, out.data_ptr()),
     )
-    _check(result)
+    check(result)
     return out
 
 
@@ -259,6 +255,12 @@ def _prepare(
     library = kernels()
     if library is None or elements.dim() != 3 or not _fits(elements, matrix):
         return None
+    batch = batch_of(elements, mask)
+    return None if batch is None else (library, batch, matrix.contiguous())
+
+
+def batch_of(elements: Tensor, mask: Tensor | None) -> Batch | None:
+    """Plain elements (B, n, d) and their mask as the kernels read them; None if they cannot."""
     batch_size, length, width = elements.shape
     if not elements.is_contiguous() and elements.stride()[1:] != (width, 1):
         return None
@@ -267,7 +269,7 @@ def _prepare(
             return None
         if type(mask) not in PLAIN or mask.layout != torch.strided or mask.stride(1) != 1:
             return None
-    batch = Batch(
+    return Batch(
         (elements, mask),
         elements.data_ptr(),
         elements.stride(0),
@@ -275,12 +277,11 @@ def _prepare(
         0 if mask is None else mask.stride(0),
         (batch_size, length, width),
     )
-    return library, batch, matrix.contiguous()
 
 
 def _fits(elements: Tensor, matrix: Tensor) -> bool:
     """Whether a kernel can multiply elements (..., d) with a matrix (d + 1, K)."""
-    plain = _is_plain(elements) and _is_plain(matrix)
+    plain = is_plain(elements) and is_plain(matrix)
     return (
         plain
         and matrix.dim() == 2
@@ -289,7 +290,8 @@ def _fits(elements: Tensor, matrix: Tensor) -> bool:
     )
 
 
-def _is_plain(tensor: Tensor) -> bool:
+def is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor is an array of float32 in memory."""
     return (
         type(tensor) in PLAIN
         and tensor.dtype == torch.float32
@@ -299,66 +301,11 @@ def _is_plain(tensor: Tensor) -> bool:
     )
 
 
-def _check(result: int) -> None:
+def check(result: int) -> None:
+    """Raise MemoryError if a kernel could not allocate its buffers."""
     if result == NO_MEMORY:
         raise MemoryError("a kernel of setfold could not allocate its buffers.")
     assert result == 0
-
-
-# ---- threads ------------------------------------------------------------------------------------
-
-
-def _over_threads(
-    run: Callable[[slice, slice], Any],
-    shape: tuple[int, int, int],
-    width: int,
-    join: Callable[[Any, Any], Any],
-    gather: Callable[[list[Any]], Any],
-) -> Any:
-    """Run a kernel, on parts of a large batch in as many threads as torch has.
-
-    Args:
-        run: the kernel, on some rows of some sets. It releases the lock of the interpreter.
-        shape: (B, n, d).
-        width: products for each number of an element.
-        join: combines the results of two parts of the same sets.
-        gather: combines the results of different sets.
-    """
-    batch_size, length, dim = shape
-    work = batch_size * length * dim * width
-    most = max(batch_size, length)
-    threads = (
-        min(torch.get_num_threads(), work // THREADED_WORK, most) if work > THREADED_WORK else 1
-    )
-    if threads < 2:
-        return run(slice(0, batch_size), slice(0, length))
-    by_sets = batch_size >= threads
-    total = batch_size if by_sets else length
-    cuts = [slice(total * i // threads, total * (i + 1) // threads) for i in range(threads)]
-    whole = slice(0, length if by_sets else batch_size)
-    parts = [(cut, whole) if by_sets else (whole, cut) for cut in cuts]
-    results = list(_pool(threads).map(lambda part: run(*part), parts))
-    return gather(results) if by_sets else reduce(join, results)
-
-
-@lru_cache(1)
-def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, "setfold-kernels")
-
-
-if hasattr(os, "register_at_fork"):  # a child has none of the threads
-    os.register_at_fork(after_in_child=_pool.cache_clear)
-
-
-def _total(results: list[Tensor]) -> Tensor:
-    return reduce(torch.add, results)
-
-
-def _concatenate(results: list[Any]) -> Any:
-    if any(result is None for result in results):
-        return None
-    parts = zip(*results, strict=True)
-    return tuple(None if part[0] is None else torch.cat(part) for part in parts)
 
 
 def _join_softmax(

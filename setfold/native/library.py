@@ -34,6 +34,8 @@ SIGNATURES: dict[str, list[Any]] = {  # as in the sources
     "softmax": [*_BATCH, _POINTER, _INTEGER, _POINTER, _POINTER],
     "extrema": [*_BATCH, *_SCORES, _POINTER, _INTEGER, _FLOAT, _POINTER, _POINTER],
     "ragged_sums": [_POINTER, _POINTER, *[_INTEGER] * 3, *_SCORES, _POINTER],
+    "placed_sums": [_POINTER, _POINTER, _CHOICE, _POINTER],
+    "placed_extrema": [_POINTER, _POINTER, _FLOAT, _POINTER],
 }
 
 
@@ -47,6 +49,8 @@ class Kernels(NamedTuple):
     softmax: Callable[..., int]
     extrema: Callable[..., int]
     ragged_sums: Callable[..., int]
+    placed_sums: Callable[..., int]
+    placed_extrema: Callable[..., int]
 
 
 class _Choice:
