@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -30,27 +32,26 @@ def contributions(case, values, attention):
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "x".join(map(str, shape)))
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize(("largest", "dim_out"), [(True, 1), (False, 17), (True, 40)])
-def test_extrema_and_winners(shape, mask, attention, largest, dim_out):
-    case = make_case(shape, mask)
-    values = torch.randn(shape[2] + 1, dim_out)
-    best, winners = dispatch.extrema(*case, attention, values, largest, True)
-    alone, nothing = dispatch.extrema(*case, attention, values, largest, False)
-    assert nothing is None
-    assert torch.equal(alone, best)
-    worst = -np.inf if largest else np.inf
-    products = contributions(case, values, attention)
-    products[~case.shown] = worst
-    pick = np.max if largest else np.min
-    expected = pick(products, axis=1)
-    hidden = ~case.shown.any(1)
-    assert (best.numpy()[hidden] == worst).all()
-    assert not winners.numpy()[hidden].any()
-    assert_close(best.numpy()[~hidden], expected[~hidden])
-    attained = np.take_along_axis(products, winners.numpy()[:, None], 1)[:, 0]
-    assert_close(attained[~hidden], expected[~hidden])
+def test_extrema_and_winners(shape, largest, dim_out):
+    for mask, attention in itertools.product(MASKS, ATTENTIONS):
+        case = make_case(shape, mask)
+        values = torch.randn(shape[2] + 1, dim_out)
+        best, winners = dispatch.extrema(*case, attention, values, largest, True)
+        alone, nothing = dispatch.extrema(*case, attention, values, largest, False)
+        assert nothing is None
+        assert torch.equal(alone, best)
+        worst = -np.inf if largest else np.inf
+        products = contributions(case, values, attention)
+        products[~case.shown] = worst
+        pick = np.max if largest else np.min
+        expected = pick(products, axis=1)
+        hidden = ~case.shown.any(1)
+        assert (best.numpy()[hidden] == worst).all()
+        assert not winners.numpy()[hidden].any()
+        assert_close(best.numpy()[~hidden], expected[~hidden])
+        attained = np.take_along_axis(products, winners.numpy()[:, None], 1)[:, 0]
+        assert_close(attained[~hidden], expected[~hidden])
 
 
 def test_the_first_of_equal_elements_wins():

@@ -21,46 +21,42 @@ from tests.native.cases import (
     with_one,
 )
 
-cases = [
-    pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "x".join(map(str, shape))),
-    pytest.mark.parametrize("mask", MASKS),
-]
 attentions = pytest.mark.parametrize("attention", ATTENTIONS)
+kernels = pytest.mark.usefixtures("isa")
+shapes = pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "x".join(map(str, shape)))
 
 
-def on_cases(test):
-    for mark in cases:
-        test = mark(test)
-    return pytest.mark.usefixtures("isa")(test)
-
-
-@on_cases
+@kernels
+@shapes
 @attentions
-def test_sums(shape, mask, attention):
-    case = make_case(shape, mask)
-    found = dispatch.sums(*case, attention)
-    assert found.dtype == torch.float64
-    assert_close(found, sums_of(case, attention))
+def test_sums(shape, attention):
+    for mask in MASKS:
+        case = make_case(shape, mask)
+        found = dispatch.sums(*case, attention)
+        assert found.dtype == torch.float64
+        assert_close(found, sums_of(case, attention))
 
 
-@on_cases
+@kernels
+@shapes
 @attentions
-def test_gradients_of_sums(shape, mask, attention):
-    case = make_case(shape, mask)
-    upstream = torch.randn(shape[0], shape[3], shape[2] + 1)
-    elements, matrix = (t.double().requires_grad_() for t in (case.elements, case.matrix))
-    sums = plain_sums(elements, case.mask, attention, FoldedScores(matrix))
-    expected = torch.autograd.grad(sums, [elements, matrix], upstream.double())
-    arguments = (case.elements, case.mask, case.matrix, attention, upstream.double())
-    of_elements, of_matrix = dispatch.gradients(*arguments, need_elements=True)
-    assert_close(of_elements, expected[0])
-    assert_close(of_matrix, expected[1], 2e-5, floor=0.1)  # differences that nearly cancel
-    nothing, alone = dispatch.gradients(*arguments)
-    assert nothing is None
-    assert torch.equal(alone, of_matrix)
+def test_gradients_of_sums(shape, attention):
+    for mask in MASKS:
+        case = make_case(shape, mask)
+        upstream = torch.randn(shape[0], shape[3], shape[2] + 1)
+        elements, matrix = (t.double().requires_grad_() for t in (case.elements, case.matrix))
+        sums = plain_sums(elements, case.mask, attention, FoldedScores(matrix))
+        expected = torch.autograd.grad(sums, [elements, matrix], upstream.double())
+        arguments = (case.elements, case.mask, case.matrix, attention, upstream.double())
+        of_elements, of_matrix = dispatch.gradients(*arguments, need_elements=True)
+        assert_close(of_elements, expected[0])
+        assert_close(of_matrix, expected[1], 2e-5, floor=0.1)  # differences that nearly cancel
+        nothing, alone = dispatch.gradients(*arguments)
+        assert nothing is None
+        assert torch.equal(alone, of_matrix)
 
 
-@pytest.mark.usefixtures("isa")
+@kernels
 def test_small_sigmoids_keep_their_slopes():
     case = make_case((1, 40, 3, 5))
     case.matrix[-1] -= 30.0
@@ -82,16 +78,18 @@ def peaks_and_sums(case):
     return np.stack(peaks), np.stack(sums)
 
 
-@on_cases
-def test_softmax_over_elements(shape, mask):
-    case = make_case(shape, mask)
-    peaks, sums = dispatch.softmax(*case)
-    expected = peaks_and_sums(case)
-    assert_close(peaks, expected[0])
-    assert_close(sums, expected[1], 1e-5)
+@kernels
+@shapes
+def test_softmax_over_elements(shape):
+    for mask in MASKS:
+        case = make_case(shape, mask)
+        peaks, sums = dispatch.softmax(*case)
+        expected = peaks_and_sums(case)
+        assert_close(peaks, expected[0])
+        assert_close(sums, expected[1], 1e-5)
 
 
-@pytest.mark.usefixtures("isa")
+@kernels
 def test_softmax_rescales_when_peaks_rise_and_keeps_them_when_they_fall():
     for order in (1, -1):
         elements = torch.linspace(-40 * order, 40 * order, 3000)[None, :, None].contiguous()
@@ -103,24 +101,26 @@ def test_softmax_rescales_when_peaks_rise_and_keeps_them_when_they_fall():
         assert_close(sums, expected[1], 2e-5)
 
 
-@on_cases
-def test_gradients_of_softmax_over_elements(shape, mask):
-    case = make_case(shape, mask)
-    upstream = torch.randn(shape[0], shape[3], shape[2] + 1)
-    peaks, _ = dispatch.softmax(*case)
-    peaks = peaks.clamp_min(torch.finfo(torch.float64).min)
-    elements, matrix = (t.double().requires_grad_() for t in (case.elements, case.matrix))
-    padded = torch.cat([elements, elements.new_ones(*shape[:2], 1)], -1)
-    logits = padded @ matrix - peaks.unsqueeze(1)
-    weights = logits.masked_fill(~torch.from_numpy(case.shown).unsqueeze(-1), -torch.inf).exp()
-    sums = weights.transpose(1, 2) @ padded
-    expected = torch.autograd.grad(sums, [elements, matrix], upstream.double())
-    found = dispatch.gradients(*case, "exponential", upstream, peaks, need_elements=True)
-    assert_close(found[0], expected[0], 1e-5)
-    assert_close(found[1], expected[1], 2e-5)
+@kernels
+@shapes
+def test_gradients_of_softmax_over_elements(shape):
+    for mask in MASKS:
+        case = make_case(shape, mask)
+        upstream = torch.randn(shape[0], shape[3], shape[2] + 1)
+        peaks, _ = dispatch.softmax(*case)
+        peaks = peaks.clamp_min(torch.finfo(torch.float64).min)
+        elements, matrix = (t.double().requires_grad_() for t in (case.elements, case.matrix))
+        padded = torch.cat([elements, elements.new_ones(*shape[:2], 1)], -1)
+        logits = padded @ matrix - peaks.unsqueeze(1)
+        weights = logits.masked_fill(~torch.from_numpy(case.shown).unsqueeze(-1), -torch.inf).exp()
+        sums = weights.transpose(1, 2) @ padded
+        expected = torch.autograd.grad(sums, [elements, matrix], upstream.double())
+        found = dispatch.gradients(*case, "exponential", upstream, peaks, need_elements=True)
+        assert_close(found[0], expected[0], 1e-5)
+        assert_close(found[1], expected[1], 2e-5)
 
 
-@pytest.mark.usefixtures("isa")
+@kernels
 @attentions
 @pytest.mark.parametrize("order", ["sorted", "shuffled", "gaps"])
 @pytest.mark.parametrize("shape", [(1, 1, 3, 2), (1, 40, 17, 5), (1, 700, 5, 16), (1, 300, 1, 33)])
@@ -138,7 +138,7 @@ def test_ragged_sums(shape, attention, order):
         assert_close(found[number], sums_of(alone, attention)[0])
 
 
-@pytest.mark.usefixtures("isa")
+@kernels
 def test_ragged_sums_of_nothing_and_of_indices_out_of_range():
     case = make_case((1, 6, 3, 4))
     rows, index = case.elements[0], torch.tensor([0, 1, 2, 2, 1, 0])
@@ -152,7 +152,7 @@ def test_ragged_sums_of_nothing_and_of_indices_out_of_range():
     assert dispatch.ragged_sums(rows, index.float(), 3, case.matrix, "sigmoid") is None
 
 
-@pytest.mark.usefixtures("isa")
+@kernels
 @attentions
 @pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape[0] == 1])
 @pytest.mark.parametrize("dim_out", [1, 16, 33])
@@ -163,7 +163,7 @@ def test_encode(shape, attention, dim_out):
     assert_close(found, sums_of(case, attention) @ exact(values) / 3)
 
 
-@pytest.mark.usefixtures("isa")
+@kernels
 @attentions
 @pytest.mark.parametrize("power", [10, 40, 99])
 def test_huge_logits_give_what_the_formula_gives(attention, power):
@@ -179,7 +179,7 @@ def test_huge_logits_give_what_the_formula_gives(attention, power):
     assert_close(sums, expected[1])
 
 
-@pytest.mark.usefixtures("isa")
+@kernels
 def test_weights_become_subnormal_and_then_zero():
     """exp(-100) is subnormal in float32; so is every result that is made of it."""
     logits = torch.tensor([0.0, -80.0, -87.0, -90.0, -95.0, -100.0, -103.0, -110.0, -1e4])
@@ -191,7 +191,7 @@ def test_weights_become_subnormal_and_then_zero():
     assert found[-1] == 0
 
 
-@pytest.mark.usefixtures("isa")
+@kernels
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("place", [0, 5, 36])
 def test_a_bad_number_shows_in_every_result(bad, place):
@@ -212,7 +212,7 @@ def test_a_bad_number_shows_in_every_result(bad, place):
     assert not dispatch.softmax(*case)[1].isfinite().all()
 
 
-@pytest.mark.usefixtures("isa")
+@kernels
 def test_a_chunk_of_a_batch_is_read_in_place():
     whole = make_case((4, 50, 5, 6), "some")
     for rows in (slice(0, 20), slice(20, 50), slice(49, 50), slice(7, 7)):
