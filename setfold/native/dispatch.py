@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from setfold.native.library import Kernels, kernels
+from setfold.native.library import Kernels, choice
 from setfold.native.threads import concatenate, over_threads, total
 
 ATTENTIONS = {"sigmoid": 0, "softmax": 1, "exponential": 2}  # as in attention.h
@@ -206,10 +206,14 @@ def ragged_sums(
 
     None, too, if an index is not from 0 to S - 1.
     """
-    library = kernels()
-    if library is None or elements.dim() != 2 or not _fits(elements, matrix):
+    library = choice.kernels
+    if library is None or elements.dim() != 2 or not is_plain(elements):
         return None
-    if not elements.is_contiguous() or matrix.numel() > LARGEST_MATRIX:
+    if (
+        not _fits(elements, matrix)
+        or not elements.is_contiguous()
+        or matrix.numel() > LARGEST_MATRIX
+    ):
         return None
     if index.shape != elements.shape[:1] or index.dtype not in INTEGERS or not index.is_cpu:
         return None
@@ -225,20 +229,41 @@ def ragged_sums(
     return out
 
 
+def one_set_sums(elements: Tensor, matrix: Tensor, attention: str) -> Tensor | None:
+    """`sums` (1, K, d + 1) of one small set (1, n, d), in as few calls as possible.
+
+    The matrix is one that an encoder derived from its weights: float32 like the elements, and
+    contiguous.
+    """
+    library = choice.kernels
+    if library is None or not (is_plain(elements) and elements.is_contiguous()):
+        return None
+    (_, length, width), (numbers, num_slots) = elements.shape, matrix.shape
+    if numbers != width + 1:
+        return None
+    out = elements.new_empty(1, num_slots, numbers, dtype=torch.float64)
+    result = library.sums(
+        *(elements.data_ptr(), 0, None, 0, 1, length, width),
+        *(matrix.data_ptr(), num_slots, ATTENTIONS[attention], out.data_ptr()),
+    )
+    check(result)
+    return out
+
+
 def encode(
     elements: Tensor, matrix: Tensor, attention: str, values: Tensor, divisor: int
 ) -> Tensor | None:
-    """The encoding (1, K, d_out) of one small set (n, d): its sums times values, over a divisor.
+    """The encoding (1, K, d_out) of one small set (1, n, d): its sums times values, over a divisor.
 
-    The matrix and the values were derived from the weights of one encoder: they are contiguous and
-    of one dtype and device.
+    Matrix and values (d + 1, d_out) are those that an encoder derived from its weights.
     """
-    library = kernels()
-    if library is None or elements.dim() != 2 or not _fits(elements, matrix):
+    library = choice.kernels
+    if library is None or not (is_plain(elements) and elements.is_contiguous()):
         return None
-    if not elements.is_contiguous() or values.shape[0] != matrix.shape[0]:
+    (_, length, width), (numbers, num_slots) = elements.shape, matrix.shape
+    (rows, dim_out) = values.shape
+    if not numbers == rows == width + 1:
         return None
-    (length, width), num_slots, dim_out = elements.shape, matrix.shape[1], values.shape[1]
     out = elements.new_empty(1, num_slots, dim_out)
     result = library.encode(
         *(elements.data_ptr(), length, width, matrix.data_ptr(), num_slots, ATTENTIONS[attention]),
@@ -248,19 +273,36 @@ def encode(
     return out
 
 
+def totals(elements: Tensor, mask: Tensor | None) -> Tensor | None:
+    """The sums (B, d) of the elements (B, n, d) of each set, in float64."""
+    library, batch = choice.kernels, batch_of(elements, mask)
+    if library is None or batch is None:
+        return None
+
+    def run(sets: slice, rows: slice) -> Tensor:
+        shape = (sets.stop - sets.start, batch.shape[2])
+        out = elements.new_empty(shape, dtype=torch.float64)
+        check(library.totals(*batch.part(sets, rows), out.data_ptr()))
+        return out
+
+    return over_threads(run, batch.shape, 1, torch.add, torch.cat)
+
+
 def _prepare(
     elements: Tensor, mask: Tensor | None, matrix: Tensor
 ) -> tuple[Kernels, Batch, Tensor] | None:
     """The kernels and what they read; None if they cannot."""
-    library = kernels()
-    if library is None or elements.dim() != 3 or not _fits(elements, matrix):
-        return None
+    library = choice.kernels
     batch = batch_of(elements, mask)
-    return None if batch is None else (library, batch, matrix.contiguous())
+    if library is None or batch is None or not _fits(elements, matrix):
+        return None
+    return library, batch, matrix.contiguous()
 
 
 def batch_of(elements: Tensor, mask: Tensor | None) -> Batch | None:
-    """Plain elements (B, n, d) and their mask as the kernels read them; None if they cannot."""
+    """Elements (B, n, d) and their mask (B, n) as the kernels read them; None if they cannot."""
+    if elements.dim() != 3 or not is_plain(elements):
+        return None
     batch_size, length, width = elements.shape
     if not elements.is_contiguous() and elements.stride()[1:] != (width, 1):
         return None
@@ -281,13 +323,9 @@ def batch_of(elements: Tensor, mask: Tensor | None) -> Batch | None:
 
 def _fits(elements: Tensor, matrix: Tensor) -> bool:
     """Whether a kernel can multiply elements (..., d) with a matrix (d + 1, K)."""
-    plain = is_plain(elements) and is_plain(matrix)
-    return (
-        plain
-        and matrix.dim() == 2
-        and matrix.shape[0] == elements.shape[-1] + 1
-        and matrix.shape[1] > 0
-    )
+    if matrix.dim() != 2 or not is_plain(matrix):
+        return False
+    return matrix.shape[0] == elements.shape[-1] + 1 and matrix.shape[1] > 0
 
 
 def is_plain(tensor: Tensor) -> bool:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from setfold.native.dispatch import NOT_FINITE, Batch, batch_of, check, is_plain
-from setfold.native.library import Kernels, kernels
+from setfold.native.library import Kernels, choice
 from setfold.native.threads import over_threads
 
 KINDS = {"features": 0, "offsets": 1, "squares": 2}  # as in places.c
@@ -123,7 +123,7 @@ def _prepare(
     positions: Tensor, features: Tensor, mask: Tensor | None, near: Neighbourhood
 ) -> tuple[Kernels, Batch] | None:
     """The kernels and what they read; None if they cannot."""
-    library = kernels()
+    library = choice.kernels
     if library is None or not (is_plain(positions) and is_plain(features)):
         return None
     if positions.dim() != 3 or features.dim() != 3 or features.shape[:2] != positions.shape[:2]:

@@ -10,10 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from experiments import checkpoints, records, training
+from experiments import records, training
 from experiments.recipe import Training
 from setfold.core import persist as files
-from tests.experiments.tiny import Line, Noise, as_torchrun, checkpoint, fit, fork, interrupt_at
+from setfold.learning import checkpoints, loop
+from tests.experiments.tiny import Line, Noise, checkpoint, fit, interrupt_at
+from tests.torchrun import as_torchrun, fork
 
 
 def content(folder):
@@ -28,21 +30,21 @@ def content(folder):
 
 def kill_itself_at(step):
     """Let trainings of this process kill it before a step."""
-    original = training._Fit._step
+    original = loop.Loop._step
 
     def fatal(self, batch):
         if self.standing.step == step:
             os.kill(os.getpid(), signal.SIGKILL)
         original(self, batch)
 
-    training._Fit._step = fatal
+    loop.Loop._step = fatal
 
 
 def test_killed_at_any_moment_it_ends_with_the_same_bits(tmp_path, monkeypatch):
     wanted = Training(Noise(), 12, 8, validations=4, clip=1.0)
     whole = fit(wanted, tmp_path / "whole")
-    monkeypatch.setattr(training, "SAVE_EVERY", 0.0)
-    monkeypatch.setattr(training, "LOOK_EVERY", 0.02)
+    monkeypatch.setattr(loop, "SAVE_EVERY", 0.0)
+    monkeypatch.setattr(loop, "LOOK_EVERY", 0.02)
     kills = steps = 0
     while kills < 5:
 
@@ -59,7 +61,7 @@ def test_killed_at_any_moment_it_ends_with_the_same_bits(tmp_path, monkeypatch):
         process.join()
         assert process.exitcode in (0, -signal.SIGKILL)  # it may end just before it is killed
         kills += 1
-        found = list(tmp_path.glob("parts/trainings/*/" + checkpoints.NAME))
+        found = list(tmp_path.glob("parts/trainings/*/" + training.NAME))
         if found:
             reached = files.read(found[0])[2]["standing"]["step"]
             assert reached >= steps
@@ -89,9 +91,9 @@ def test_interrupted_at_a_step_it_ends_with_the_same_bits(tmp_path, monkeypatch,
 @pytest.mark.parametrize("step", [1, 7])
 def test_cpu_time_before_a_resume_counts(tmp_path, monkeypatch, step):
     ticks = itertools.count()  # every save reads the clock once, and so does every start
-    monkeypatch.setattr(training.time, "process_time", lambda: float(next(ticks)))
-    monkeypatch.setattr(training, "SAVE_EVERY", 0.0)
-    monkeypatch.setattr(training, "LOOK_EVERY", 0.0)
+    monkeypatch.setattr(loop.time, "process_time", lambda: float(next(ticks)))
+    monkeypatch.setattr(loop, "SAVE_EVERY", 0.0)
+    monkeypatch.setattr(loop, "LOOK_EVERY", 0.0)
     wanted = Training(Noise(), 2, 8, validations=2)
     whole = fit(wanted, tmp_path / "whole")
     with monkeypatch.context() as patch:

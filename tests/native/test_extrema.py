@@ -43,15 +43,16 @@ def test_extrema_and_winners(shape, largest, dim_out):
         assert torch.equal(alone, best)
         worst = -np.inf if largest else np.inf
         products = contributions(case, values, attention)
+        scale = np.abs(products).max()  # the rounding of values that nearly cancel
         products[~case.shown] = worst
         pick = np.max if largest else np.min
         expected = pick(products, axis=1)
         hidden = ~case.shown.any(1)
         assert (best.numpy()[hidden] == worst).all()
         assert not winners.numpy()[hidden].any()
-        assert_close(best.numpy()[~hidden], expected[~hidden])
+        assert_close(best.numpy()[~hidden], expected[~hidden], floor=scale)
         attained = np.take_along_axis(products, winners.numpy()[:, None], 1)[:, 0]
-        assert_close(attained[~hidden], expected[~hidden])
+        assert_close(attained[~hidden], expected[~hidden], floor=scale)
 
 
 def test_the_first_of_equal_elements_wins():

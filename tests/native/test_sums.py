@@ -121,6 +121,28 @@ def test_gradients_of_softmax_over_elements(shape):
 
 
 @kernels
+@shapes
+def test_totals(shape):
+    for mask in MASKS:
+        case = make_case(shape, mask)
+        case.elements[~torch.from_numpy(case.shown)] = torch.nan  # left out, not multiplied by 0
+        expected = np.where(case.shown[..., None], exact(case.elements), 0).sum(1)
+        found = dispatch.totals(case.elements, case.mask)
+        assert_close(found, expected, 1e-12)
+
+
+@kernels
+@attentions
+def test_sums_of_one_set(attention):
+    case = make_case((1, 40, 17, 5))
+    found = dispatch.one_set_sums(case.elements, case.matrix, attention)
+    assert_close(found, sums_of(case, attention))
+    assert (
+        dispatch.one_set_sums(case.elements[..., 1:].contiguous(), case.matrix, attention) is None
+    )
+
+
+@kernels
 @attentions
 @pytest.mark.parametrize("order", ["sorted", "shuffled", "gaps"])
 @pytest.mark.parametrize("shape", [(1, 1, 3, 2), (1, 40, 17, 5), (1, 700, 5, 16), (1, 300, 1, 33)])
@@ -159,7 +181,7 @@ def test_ragged_sums_of_nothing_and_of_indices_out_of_range():
 def test_encode(shape, attention, dim_out):
     case = make_case(shape)
     values = torch.randn(shape[2] + 1, dim_out)
-    found = dispatch.encode(case.elements[0], case.matrix, attention, values, 3)
+    found = dispatch.encode(case.elements[:1], case.matrix, attention, values, 3)
     assert_close(found, sums_of(case, attention) @ exact(values) / 3)
 
 
@@ -204,7 +226,7 @@ def test_a_bad_number_shows_in_every_result(bad, place):
         found = [
             dispatch.sums(*case, attention),
             dispatch.ragged_sums(rows, index, 1, case.matrix, attention),
-            dispatch.encode(rows, case.matrix, attention, values, 1),
+            dispatch.encode(case.elements, case.matrix, attention, values, 1),
             dispatch.gradients(*case, attention, upstream)[1],
         ]
         assert not any(bool(result.isfinite().all()) for result in found)

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from release.checks import check_exports
+from release.libraries import read_library
 from setfold.native import build
 from tests.examples import ROOT
 from tests.packaging.test_build import compiles
@@ -85,6 +87,8 @@ def test_with_a_compiler_the_wheel_has_the_library_and_the_tag_of_the_platform(c
     assert (
         build.digest_of(ROOT / "setfold/native/src").encode() in (installed / LIBRARY).read_bytes()
     )
+    exports = read_library(installed / LIBRARY).exports
+    check_exports(exports, set(build.instruction_sets(platform.machine())))
     assert import_from(installed, tmp_path).is_relative_to(installed)
     assert (clone / LIBRARY).read_text() == "stale"  # the clone is left as it was
 
