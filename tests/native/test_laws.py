@@ -48,7 +48,7 @@ def test_laws_hold(monkeypatch, name, isa):
         for law in LAWS:
             if law.once or law.name in SLOW or law.obstacle(model) is not None:
                 continue
-            for case in [*cases(4, torch.float32, 0)][-2:]:
+            for case in [*cases(4, torch.float32, 0)][-1:]:
                 assert_law(law, model, case)
                 tested += 1
-    assert tested > 20
+    assert tested > 10
