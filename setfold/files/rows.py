@@ -14,6 +14,7 @@ from setfold.files.columns import ColumnSpec
 from setfold.files.features import Feature
 from setfold.files.ids import TEXT, pack
 from setfold.files.readers.reader import BadRow
+from setfold.native.tables import stack_columns
 from setfold.preprocessing.columns import Columns, decoded, is_list
 
 BLOCK_ROWS = 8192  # rows that are copied at a time; more would not fit into the CPU cache
@@ -250,6 +251,10 @@ def _matrix(arrays: Sequence[pa.Array], features: Sequence[Feature], dtype: np.d
     blocks = [_block(array) for array in arrays]
     if len(blocks) == 1 and blocks[0].dtype == dtype and features[0] == Feature(features[0].name):
         return np.ascontiguousarray(blocks[0] if blocks[0].ndim == 2 else blocks[0][:, None])
+    if dtype == np.float32 and all(feature == Feature(feature.name) for feature in features):
+        stacked = stack_columns(blocks)
+        if stacked is not None:
+            return stacked
     ends = np.cumsum([block.shape[1] if block.ndim == 2 else 1 for block in blocks]).tolist()
     # A plain column is assigned to an index, not to a slice, which is twice as fast in NumPy.
     targets = [

@@ -1,9 +1,9 @@
 """The compiled kernels as functions of tensors.
 
-This is the only place that decides whether a compiled kernel runs. Every function returns None if
-it cannot: without a library, for other dtypes, devices and layouts, and for shapes that do not fit
-together, which plain torch reports. The caller makes sure that no compiler, tracer or transform is
-active and that no graph is recorded.
+This and `tables.py` are the only places that decide whether a compiled kernel runs. Every function
+returns None if it cannot: without a library, for other dtypes, devices and layouts, and for shapes
+that do not fit together, which plain torch reports. The caller makes sure that no compiler, tracer
+or transform is active and that no graph is recorded.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from setfold.native.library import Kernels, kernels
+from setfold.native.library import Kernels, check, kernels
 
 ATTENTIONS = {"sigmoid": 0, "softmax": 1, "exponential": 2}  # as in attention.h
-NO_MEMORY, NOT_FINITE = 1, 2  # likewise
+NOT_FINITE = 2  # likewise
 PLAIN = (Tensor, nn.Parameter)  # subclasses may do anything
 THREADED_WORK = 1 << 22  # multiplications of a product from which on threads pay
 
@@ -68,7 +68,7 @@ def sums(elements: Tensor, mask: Tensor | None, matrix: Tensor, attention: str) 
     def run(sets: slice, rows: slice) -> Tensor:
         out = torch.empty(sets.stop - sets.start, num_slots, width + 1, dtype=torch.float64)
         scores = (matrix.data_ptr(), num_slots, ATTENTIONS[attention])
-        _check(library.sums(*batch.part(sets, rows), *scores, out.data_ptr()))
+        check(library.sums(*batch.part(sets, rows), *scores, out.data_ptr()))
         return out
 
     return _over_threads(run, batch.shape, num_slots, torch.add, torch.cat)
@@ -87,7 +87,7 @@ def softmax(elements: Tensor, mask: Tensor | None, matrix: Tensor) -> tuple[Tens
         out = torch.empty(*peaks.shape, width + 1, dtype=torch.float64)
         scores = (matrix.data_ptr(), num_slots)
         arguments = batch.part(sets, rows)
-        _check(library.softmax(*arguments, *scores, peaks.data_ptr(), out.data_ptr()))
+        check(library.softmax(*arguments, *scores, peaks.data_ptr(), out.data_ptr()))
         return peaks, out
 
     return _over_threads(run, batch.shape, num_slots, _join_softmax, _concatenate)
@@ -135,7 +135,7 @@ def gradients(
             upstream.data_ptr() + 4 * sets.start * num_slots * (width + 1),
             *(out.data_ptr(), to, length * width),
         )
-        _check(result)
+        check(result)
         return out
 
     return elements_grad, _over_threads(run, batch.shape, num_slots, torch.add, _total)
@@ -182,7 +182,7 @@ def extrema(
         )
         if result == NOT_FINITE:
             return None
-        _check(result)
+        check(result)
         return best, None if winners is None else winners.add_(rows.start)
 
     def better(left: Any, right: Any) -> Any:
@@ -214,7 +214,7 @@ def ragged_sums(
         *(elements.data_ptr(), index.data_ptr(), *elements.shape, batch_size),
         *(matrix.data_ptr(), matrix.shape[1], ATTENTIONS[attention], out.data_ptr()),
     )
-    _check(result)
+    check(result)
     return out
 
 
@@ -235,7 +235,7 @@ def encode(
         *(elements.data_ptr(), length, width, matrix.data_ptr(), num_slots, ATTENTIONS[attention]),
         *(values.data_ptr(), dim_out, divisor, out.data_ptr()),
     )
-    _check(result)
+    check(result)
     return out
 
 
@@ -274,12 +274,6 @@ def _is_plain(tensor: Tensor) -> bool:
         and tensor.layout == torch.strided
         and not tensor.is_neg()
     )
-
-
-def _check(result: int) -> None:
-    if result == NO_MEMORY:
-        raise MemoryError("a kernel of setfold could not allocate its buffers.")
-    assert result == 0
 
 
 # ---- threads ------------------------------------------------------------------------------------

@@ -34,7 +34,11 @@ SIGNATURES: dict[str, list[Any]] = {  # as in the sources
     "softmax": [*_BATCH, _POINTER, _INTEGER, _POINTER, _POINTER],
     "extrema": [*_BATCH, *_SCORES, _POINTER, _INTEGER, _FLOAT, _POINTER, _POINTER],
     "ragged_sums": [_POINTER, _POINTER, *[_INTEGER] * 3, *_SCORES, _POINTER],
+    "stack_columns": [_POINTER, _POINTER, _INTEGER, _INTEGER, _POINTER],
+    "add_at": [_POINTER, _POINTER, _INTEGER, _INTEGER, _POINTER],
+    "encode_ids": [_POINTER, _INTEGER, _POINTER, _POINTER, _POINTER],
 }
+NO_MEMORY = 1  # as in attention.h
 
 
 class Kernels(NamedTuple):
@@ -47,6 +51,9 @@ class Kernels(NamedTuple):
     softmax: Callable[..., int]
     extrema: Callable[..., int]
     ragged_sums: Callable[..., int]
+    stack_columns: Callable[..., int]
+    add_at: Callable[..., int]
+    encode_ids: Callable[..., int]
 
 
 class _Choice:
@@ -105,6 +112,13 @@ _choice = _Choice()
 def kernels() -> Kernels | None:
     """The compiled kernels of this process; None if there are none."""
     return _choice.kernels
+
+
+def check(result: int) -> None:
+    """Raise MemoryError if a kernel returned that it could not allocate its buffers."""
+    if result == NO_MEMORY:
+        raise MemoryError("a kernel of setfold could not allocate its buffers.")
+    assert result == 0
 
 
 def available() -> list[str]:

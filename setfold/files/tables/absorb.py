@@ -25,8 +25,16 @@ from setfold.core.structure import is_known
 from setfold.errors import NonFiniteError, SetfoldError
 from setfold.files.tables.arrow import as_tensor, header_of, shape_of
 from setfold.files.tables.sparse import clear_sets, row_field, sets_of
-from setfold.files.tables.table import SLICE_BYTES, RowTable, StateTable, Table, merged
+from setfold.files.tables.table import (
+    SLICE_BYTES,
+    RowTable,
+    StateTable,
+    Table,
+    merged,
+    names_and_index,
+)
 from setfold.kernels.ragged import stable_order
+from setfold.preprocessing.columns import decoded
 
 MARK = 1 << 48  # added to the count of a set; more elements than any set has
 AT_ONCE = 1 << 24  # bytes of statistics
@@ -45,11 +53,11 @@ def absorbed(encoder: StreamingSetEncoder, sets: pa.Array, elements: Tensor) -> 
         sets: (N,), the set of each row.
         elements: (N, d), on the encoder's device.
     """
-    codes = sets.dictionary_encode()
-    if len(codes.dictionary) * encoder.state_nbytes <= elements.nbytes:
-        return StateTable.of(encoder, codes, elements)
+    names, index = names_and_index(sets)
+    if len(names) * encoder.state_nbytes <= elements.nbytes:
+        return StateTable.of_index(encoder, names, index, elements)
     check_usable(encoder, elements)  # now, while their row numbers are known
-    return RowTable(codes.dictionary_decode(), elements.cpu())
+    return RowTable(decoded(sets), elements.cpu())
 
 
 # ---- elements ----------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from setfold.core.statistic import (
     clear,
 )
 from setfold.files.tables.arrow import FLOATS, as_lists, as_tensor, combined, writeable
+from setfold.native.tables import add_at
 
 MANY_SLOTS = 1024
 MAX_NUMBERS = 1 << 28  # of a field, for one set; reading out a set needs that much memory
@@ -142,10 +143,17 @@ def merge(field: Field, pieces: Sequence[Rows], indices: Sequence[Tensor], sets:
         indices = inverse.split([len(rows.places) for rows in pieces])
     total = row_field(field).identity(len(places), torch.device("cpu"))
     for rows, index in zip(pieces, indices, strict=True):
+        if type(field.statistic) is Sum and _add(total[0], index, rows.parts[0]):
+            continue
         held = tuple(part[index] for part in total)
         for whole, part in zip(total, field.statistic.join(held, rows.parts), strict=True):
             whole[index] = part
     return Rows(places, total)
+
+
+def _add(total: Tensor, index: Tensor, part: Tensor) -> bool:
+    """Add rows in place, with a compiled kernel; False if there is none for them."""
+    return add_at(total.numpy(), index.contiguous().numpy(), part.contiguous().numpy())
 
 
 # ---- columns -------------------------------------------------------------------------------------

@@ -52,6 +52,7 @@ from setfold.files.tables.sparse import (
 )
 from setfold.files.tables.stage import Stage
 from setfold.files.tables.stream import reading
+from setfold.native.tables import encode_ids
 
 SLICE_BYTES = 1 << 24  # elements to absorb at once
 READ_BYTES = 1 << 24  # states or encodings to read out at once
@@ -125,15 +126,21 @@ class StateTable:
             sets: (N,), the set of each row.
             elements: (N, d), on the encoder's device.
         """
-        names, index = _names_and_index(sets)
+        return StateTable.of_index(encoder, *names_and_index(sets), elements)
+
+    @staticmethod
+    @torch.no_grad()
+    def of_index(
+        encoder: StreamingSetEncoder, names: pa.Array, index: Tensor, elements: Tensor
+    ) -> StateTable:
+        """The same as `of`, with the sets of the rows as `names_and_index` returns them."""
+        index = index.to(elements.device)
         if isinstance(encoder, Stage):
-            state = encoder.fold_sets(names, elements, index.to(elements.device))
-            return StateTable.of_state(names, state.to("cpu"))
-        empty = encoder.initial_state(len(names))
-        if len(names) == 1:
-            state = encoder.update(empty, elements.unsqueeze(0))
+            state = encoder.fold_sets(names, elements, index)
+        elif len(names) == 1:
+            state = encoder.update(encoder.initial_state(1), elements.unsqueeze(0))
         else:
-            state = encoder.update(empty, elements, index=index.to(elements.device))
+            state = encoder.fold_rows(elements, index, len(names))
         return StateTable.of_state(names, state.to("cpu"))
 
     def parts(self) -> Iterator[pa.Table]:
@@ -302,7 +309,7 @@ def merged(tables: Sequence[StateTable]) -> StateTable:
         check_mergeable(first.shared, table.shared)
     if len(tables) == 1:
         return first
-    names, places = _names_and_index(pa.concat_arrays([table.sets for table in tables]))
+    names, places = names_and_index(pa.concat_arrays([table.sets for table in tables]))
     indices = places.split([len(table) for table in tables])
     count = first.count.new_zeros(len(names))
     for table, index in zip(tables, indices, strict=True):
@@ -319,8 +326,16 @@ def merged(tables: Sequence[StateTable]) -> StateTable:
     return StateTable(names, first.shared, count, rows)
 
 
-def _names_and_index(sets: pa.Array) -> tuple[pa.Array, Tensor]:
-    """The distinct sets of some rows, and the index of each row's set among them."""
+def names_and_index(sets: pa.Array) -> tuple[pa.Array, Tensor]:
+    """The distinct sets of some rows, and the index of each row's set among them.
+
+    >>> names_and_index(pa.array([7, 5, 7]))[1]
+    tensor([0, 1, 0])
+    """
+    if sets.type in (pa.int64(), pa.uint64()) and not sets.null_count:
+        found = encode_ids(sets.to_numpy())
+        if found is not None:
+            return pa.array(found[0]), torch.from_numpy(found[1])
     codes = sets.dictionary_encode()
     return codes.dictionary, torch.from_numpy(codes.indices.to_numpy().astype(np.int64))
 

@@ -1,0 +1,92 @@
+"""The compiled kernels as functions of columns of tables.
+
+As in `dispatch.py`, a function returns None if it cannot run a kernel: without a library, and for
+other types. The caller then does the same with NumPy or Arrow.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import numpy as np
+
+from setfold.native.library import check, kernels
+
+KINDS = {  # as in rows.c
+    np.dtype(name): kind
+    for kind, name in enumerate(
+        ("f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"),
+    )
+}
+IDS = (np.dtype(np.int64), np.dtype(np.uint64))
+
+
+def stack_columns(columns: Sequence[np.ndarray]) -> np.ndarray | None:
+    """Columns (N,) of numbers as a matrix (N, d) of float32.
+
+    >>> found = stack_columns([np.arange(3), np.ones(3, np.float32)])
+    >>> found is None or found.tolist() == [[0, 1], [1, 1], [2, 1]]
+    True
+    """
+    library = kernels()
+    kinds = [KINDS.get(column.dtype) for column in columns]
+    if library is None or None in kinds or not columns:
+        return None
+    if not all(column.ndim == 1 and column.flags.c_contiguous for column in columns):
+        return None
+    rows, width = len(columns[0]), len(columns)
+    out = np.empty((rows, width), np.float32)
+    pointers = (ctypes.c_void_p * width)(*(column.ctypes.data for column in columns))
+    codes = (ctypes.c_int8 * width)(*kinds)
+    check(library.stack_columns(pointers, codes, rows, width, out.ctypes.data))
+    return out
+
+
+def encode_ids(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    """The distinct ids in the order of their first appearance, and the code (N,) of each id.
+
+    >>> found = encode_ids(np.array([7, 5, 7]))
+    >>> found is None or [part.tolist() for part in found] == [[7, 5], [0, 1, 0]]
+    True
+    """
+    library = kernels()
+    if library is None or ids.dtype not in IDS or ids.ndim != 1 or not ids.flags.c_contiguous:
+        return None
+    distinct, codes = np.empty_like(ids), np.empty(len(ids), np.int64)
+    known = ctypes.c_int64()
+    check(
+        library.encode_ids(
+            ids.ctypes.data,
+            len(ids),
+            distinct.ctypes.data,
+            ctypes.addressof(known),
+            codes.ctypes.data,
+        )
+    )
+    return distinct[: known.value].copy(), codes
+
+
+def add_at(total: np.ndarray, places: np.ndarray, part: np.ndarray) -> bool:
+    """Add the rows of `part` (n, ...) to those of `total` (N, ...) at some places (n,).
+
+    The caller has checked that the places are from 0 to N - 1.
+
+    Returns:
+        False if nothing was added, because a kernel cannot do it.
+    """
+    library = kernels()
+    arrays = (total, part)
+    if library is None or any(a.dtype != np.float64 or not a.flags.c_contiguous for a in arrays):
+        return False
+    if places.dtype != np.int64 or places.shape != part.shape[:1] or not places.flags.c_contiguous:
+        return False
+    if total.shape[1:] != part.shape[1:]:
+        return False
+    width = int(np.prod(part.shape[1:]))
+    check(
+        library.add_at(
+            part.ctypes.data, places.ctypes.data, len(places), width, total.ctypes.data
+        )
+    )
+    return True
