@@ -110,7 +110,7 @@ def make_plan(
         scan.add_states(path)
     left_out = []
     for found in find_inputs(names, columns.root, columns.set_names) if names else ():
-        if found.path.resolve() in without:
+        if without and found.path.resolve() in without:
             left_out.append(found.path)
         else:
             scan.add_rows(found)

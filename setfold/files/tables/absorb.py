@@ -10,6 +10,7 @@ spilled and read again. At the end, the run raises an error that names the set, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -213,5 +214,8 @@ def find_marks(table: StateTable) -> np.ndarray:
 def find_finite(encodings: pa.Table) -> np.ndarray:
     """Which rows (B,) of a table that `read_out` returned have a finite encoding."""
     shape = shape_of(header_of(encodings.schema, "encodings"))
-    finite = as_tensor(encodings["encoding"], shape).isfinite()
+    numbers = as_tensor(encodings["encoding"], shape)
+    if math.isfinite(numbers.sum(dtype=torch.float64).item()):  # a pass faster
+        return np.ones(len(encodings), bool)
+    finite = numbers.isfinite()
     return (finite.flatten(1).all(1) if shape else finite).numpy()
