@@ -7,6 +7,7 @@ other types. The caller then does the same with NumPy or Arrow.
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,13 +21,48 @@ KINDS = {  # as in rows.c
     )
 }
 LINE = 16  # float32 of a cache line
+UNUSED = 3  # references to an array: of a list, of a variable, and of getrefcount
 IDS = (np.dtype(np.int64), np.dtype(np.uint64))
 
 
-def stack_columns(columns: Sequence[np.ndarray]) -> np.ndarray | None:
-    """Columns (N,) of numbers as a matrix (N, d) of float32.
+class Room:
+    """Memory for matrices, used again when nothing refers to it: new pages take time, too.
 
-    >>> found = stack_columns([np.arange(3), np.ones(3, np.float32)])
+    One thread may use it.
+
+    >>> room = Room()
+    >>> first = room.matrix(2, 3).ctypes.data  # refers to nothing
+    >>> kept = room.matrix(2, 3)
+    >>> kept.ctypes.data == first, room.matrix(2, 3).ctypes.data == first
+    (True, False)
+    """
+
+    def __init__(self) -> None:
+        self._arrays: list[np.ndarray] = []
+
+    def __reduce__(self) -> tuple[type[Room], tuple[()]]:
+        return Room, ()  # in another process it begins empty
+
+    def matrix(self, rows: int, width: int) -> np.ndarray:
+        """A matrix of float32, aligned so that a row of 16 numbers is one cache line."""
+        size = rows * width
+        array = self._unused(size + LINE)
+        start = -array.ctypes.data % (4 * LINE) // 4
+        return array[start : start + size].reshape(rows, width)
+
+    def _unused(self, size: int) -> np.ndarray:
+        for array in self._arrays:
+            if array.size >= size and sys.getrefcount(array) == UNUSED:
+                return array
+        new = np.empty(size, np.float32)
+        self._arrays = [*self._arrays[-1:], new]
+        return new
+
+
+def stack_columns(columns: Sequence[np.ndarray], room: Room) -> np.ndarray | None:
+    """Columns (N,) of numbers as a matrix (N, d) of float32, in some room.
+
+    >>> found = stack_columns([np.arange(3), np.ones(3, np.float32)], Room())
     >>> found is None or found.tolist() == [[0, 1], [1, 1], [2, 1]]
     True
     """
@@ -37,18 +73,11 @@ def stack_columns(columns: Sequence[np.ndarray]) -> np.ndarray | None:
     if not all(column.ndim == 1 and column.flags.c_contiguous for column in columns):
         return None
     rows, width = len(columns[0]), len(columns)
-    out = _aligned(rows, width)
+    out = room.matrix(rows, width)
     pointers = (ctypes.c_void_p * width)(*(column.ctypes.data for column in columns))
     codes = (ctypes.c_int8 * width)(*kinds)
     check(library.stack_columns(pointers, codes, rows, width, out.ctypes.data))
     return out
-
-
-def _aligned(rows: int, width: int) -> np.ndarray:
-    """A matrix of float32 that begins a cache line, so that rows of 16 numbers do not cross one."""
-    room = np.empty(rows * width + LINE, np.float32)
-    start = -room.ctypes.data % (4 * LINE) // 4
-    return room[start : start + rows * width].reshape(rows, width)
 
 
 def encode_ids(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:

@@ -10,7 +10,6 @@ spilled and read again. At the end, the run raises an error that names the set, 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -24,7 +23,7 @@ from setfold.core.state import SetState
 from setfold.core.statistic import find_non_finite, is_finite
 from setfold.core.structure import is_known
 from setfold.errors import NonFiniteError, SetfoldError
-from setfold.files.tables.arrow import as_tensor, header_of, shape_of
+from setfold.files.tables.arrow import as_tensor, combined, header_of, shape_of
 from setfold.files.tables.sparse import clear_sets, row_field, sets_of
 from setfold.files.tables.table import (
     SLICE_BYTES,
@@ -214,8 +213,9 @@ def find_marks(table: StateTable) -> np.ndarray:
 def find_finite(encodings: pa.Table) -> np.ndarray:
     """Which rows (B,) of a table that `read_out` returned have a finite encoding."""
     shape = shape_of(header_of(encodings.schema, "encodings"))
-    numbers = as_tensor(encodings["encoding"], shape)
-    if math.isfinite(numbers.sum(dtype=torch.float64).item()):  # a pass faster
-        return np.ones(len(encodings), bool)
-    finite = numbers.isfinite()
+    numbers = combined(encodings["encoding"]).flatten().to_numpy(zero_copy_only=False)
+    with np.errstate(over="ignore", invalid="ignore"):
+        if np.isfinite(numbers.sum()):
+            return np.ones(len(encodings), bool)
+    finite = as_tensor(encodings["encoding"], shape).isfinite()
     return (finite.flatten(1).all(1) if shape else finite).numpy()

@@ -151,6 +151,23 @@ def merge(field: Field, pieces: Sequence[Rows], indices: Sequence[Tensor], sets:
     return Rows(places, total)
 
 
+def add_in_place(field: Field, total: Rows, rows: Rows, index: Tensor) -> bool:
+    """Join rows to those of a table, in place, with a compiled kernel.
+
+    Args:
+        field: The field.
+        total: Its rows in a table that has all sets.
+        rows: Its rows in another table.
+        index: The numbers of its sets in the first one.
+
+    Returns:
+        False if nothing was joined: only sums with a row for each set can be.
+    """
+    if num_slots(field) is not None or type(field.statistic) is not Sum:
+        return False
+    return _add(total.parts[0], index, rows.parts[0])
+
+
 def _add(total: Tensor, index: Tensor, part: Tensor) -> bool:
     """Add rows in place, with a compiled kernel; False if there is none for them."""
     return add_at(total.numpy(), index.contiguous().numpy(), part.contiguous().numpy())

@@ -42,6 +42,7 @@ from setfold.files.tables.arrow import (
 )
 from setfold.files.tables.sparse import (
     Rows,
+    add_in_place,
     from_columns,
     merge,
     names_of,
@@ -142,6 +143,24 @@ class StateTable:
         else:
             state = encoder.fold_rows(elements, index, len(names))
         return StateTable.of_state(names, state.to("cpu"))
+
+    def add(self, table: StateTable) -> bool:
+        """Merge a table into this one, in place, with the same result as `merged`.
+
+        Returns:
+            False if nothing was merged: this needs compiled kernels, a model that keeps one sum,
+            and a table without new sets.
+        """
+        check_mergeable(self.shared, table.shared)
+        names, places = names_and_index(pa.concat_arrays([self.sets, table.sets]))
+        if len(names) != len(self) or len(self.fields) != 1:
+            return False
+        ((name, field),), index = self.fields.items(), places[len(self) :]
+        if not add_in_place(field, self.rows[name], table.rows[name], index):
+            return False
+        self.count[index] += table.count
+        _check_counts(self.count[index])
+        return True
 
     def parts(self) -> Iterator[pa.Table]:
         """The table as Arrow, some sets at a time."""
@@ -314,16 +333,19 @@ def merged(tables: Sequence[StateTable]) -> StateTable:
     count = first.count.new_zeros(len(names))
     for table, index in zip(tables, indices, strict=True):
         count[index] += table.count
-        if bool((count[index] < 0).any()):
-            raise StateMismatchError(
-                "cannot merge these states: a set would have 2**63 elements or more. Merge fewer "
-                "states."
-            )
+        _check_counts(count[index])
     rows = {
         name: merge(field, [table.rows[name] for table in tables], indices, len(names))
         for name, field in first.fields.items()
     }
     return StateTable(names, first.shared, count, rows)
+
+
+def _check_counts(counts: Tensor) -> None:
+    if bool((counts < 0).any()):
+        raise StateMismatchError(
+            "cannot merge these states: a set would have 2**63 elements or more. Merge fewer states."
+        )
 
 
 def names_and_index(sets: pa.Array) -> tuple[pa.Array, Tensor]:
