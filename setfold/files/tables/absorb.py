@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
@@ -153,11 +154,13 @@ def reason_of(error: Exception) -> str:
 def states_of(encoder: StreamingSetEncoder, rows: RowTable, device: str) -> Iterator[StateTable]:
     """The states of some rows' sets, some sets at a time; a large set may come in several parts.
 
-    Sets that overflow are marked.
+    The sets come sorted, so that a table of all of them is. Sets that overflow are marked.
     """
-    codes = rows.sets.dictionary_encode()
-    places = torch.tensor(codes.indices.to_numpy())
-    order = stable_order(places, len(codes.dictionary)).numpy()
+    names, index = names_and_index(rows.sets)
+    ranks = torch.empty(len(names), dtype=torch.long)
+    by_name = pc.array_sort_indices(names).to_numpy().astype(np.int64)
+    ranks[torch.from_numpy(by_name)] = torch.arange(len(names))
+    order = stable_order(ranks[index], len(names)).numpy()
     size = max(1, SLICE_BYTES * len(rows) // max(rows.elements.nbytes, 1))
     for start in range(0, len(order), size):
         some = rows.take(order[start : start + size])

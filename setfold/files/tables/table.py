@@ -56,7 +56,8 @@ from setfold.files.tables.stream import reading
 from setfold.native.tables import encode_ids
 
 SLICE_BYTES = 1 << 24  # elements to absorb at once
-READ_BYTES = 1 << 24  # states or encodings to read out at once
+READ_BYTES = 1 << 24  # states or encodings to write at once
+PIECES = 16  # in which they are computed
 
 
 class StateTable:
@@ -376,24 +377,30 @@ def check_mergeable(first: SetState, other: SetState) -> None:
 @torch.no_grad()
 def read_out(encoder: StreamingSetEncoder, table: StateTable) -> Iterator[pa.Table]:
     """(set, count, encoding) of all sets, some at a time; the shape of an encoding is metadata."""
-    device = encoder.device
     one = encoder.readout(encoder.initial_state(1)).nbytes
     # The output of a layer in the head is as wide as its weights.
     widest = max((max(part.shape) for part in encoder.parameters() if part.dim()), default=1)
     size = _sets_at_once(max(one, encoder.state_nbytes, 8 * widest))
+    few = max(1, size // PIECES)
     for start in range(0, max(len(table), 1), size):
-        some, names = table.state_of(start, start + size), table.sets.slice(start, size)
-        if isinstance(encoder, Stage):
-            encoding = encoder.read_sets(names, some.to(device)).cpu()
-        else:
-            encoding = encoder.readout(some.to(device)).cpu()
+        stop = max(start + 1, min(start + size, len(table)))
+        pieces = [_read_few(encoder, table, at, few) for at in range(start, stop, few)]
+        encoding = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
         columns = {
-            "set": names,
-            "count": some.count.numpy(),
+            "set": table.sets.slice(start, size),
+            "count": table.count[start : start + size].numpy(),
             "encoding": as_lists(encoding),
         }
         header = make_header("encodings", shape=list(encoding.shape[1:]))
         yield pa.table(columns, metadata={HEADER: header})
+
+
+def _read_few(encoder: StreamingSetEncoder, table: StateTable, start: int, size: int) -> Tensor:
+    """The encodings of a few sets, so that what is computed on the way stays in the cache."""
+    state = table.state_of(start, start + size).to(encoder.device)
+    if isinstance(encoder, Stage):
+        return encoder.read_sets(table.sets.slice(start, size), state).cpu()
+    return encoder.readout(state).cpu()
 
 
 def _sets_at_once(each: int) -> int:
