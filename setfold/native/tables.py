@@ -67,8 +67,10 @@ def stack_columns(columns: Sequence[np.ndarray], room: Room) -> np.ndarray | Non
     True
     """
     library = kernels()
-    kinds = [KINDS.get(column.dtype) for column in columns]
-    if library is None or None in kinds or not columns:
+    if library is None or not columns:
+        return None
+    kinds = [KINDS[column.dtype] for column in columns if column.dtype in KINDS]
+    if len(kinds) < len(columns):
         return None
     if not all(column.ndim == 1 and column.flags.c_contiguous for column in columns):
         return None
@@ -122,8 +124,6 @@ def add_at(total: np.ndarray, places: np.ndarray, part: np.ndarray) -> bool:
         return False
     width = int(np.prod(part.shape[1:]))
     check(
-        library.add_at(
-            part.ctypes.data, places.ctypes.data, len(places), width, total.ctypes.data
-        )
+        library.add_at(part.ctypes.data, places.ctypes.data, len(places), width, total.ctypes.data)
     )
     return True
