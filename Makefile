@@ -6,9 +6,10 @@ BIN := $(VENV)/bin
 RUN_STAMP := $(VENV)/.installed-run
 DEV_STAMP := $(VENV)/.installed-dev
 DOCS_STAMP := $(VENV)/.installed-docs
+RELEASE_STAMP := $(VENV)/.installed-release
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help native demo test check format stress bench docs clean
+.PHONY: help native demo test check format stress bench docs wheels clean
 
 help: ## Show the targets.
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
@@ -39,6 +40,11 @@ $(DOCS_STAMP): $(DEV_STAMP)
 native: $(RUN_STAMP) ## Compile the kernels, if there is a C compiler and the sources have changed.
 	@$(BIN)/python -P setfold/native/build.py
 
+$(RELEASE_STAMP): $(DEV_STAMP)
+	@echo "installing what wheels need, a cross compiler among it"
+	@$(INSTALL) --editable '.[release]'
+	@touch $@
+
 demo: $(RUN_STAMP) native ## Complete digits as their pixels arrive, fold ten million elements: a page shows both.
 	@$(BIN)/python -m demo
 
@@ -56,14 +62,18 @@ format: $(DEV_STAMP) ## Format and fix what can be fixed.
 	@$(BIN)/ruff check --fix .
 
 stress: $(DEV_STAMP) native ## Encode large files, kill it, fill the disk; damage files, compare encoders (an hour or two).
-	@SETFOLD_STRESS=1 $(BIN)/python -m pytest -s tests/files/test_stress.py tests/test_differential.py tests/fuzz
+	@SETFOLD_STRESS=1 $(BIN)/python -m pytest -s tests/files/test_stress.py tests/learning/test_stress.py \
+	  tests/test_differential.py tests/fuzz tests/native/test_sanitizers.py tests/native/test_aarch64.py tests/kernels/test_triton_sums.py
 
-bench: $(DEV_STAMP) native ## Measure speed and memory beside the peers (about half an hour).
+bench: $(DEV_STAMP) native ## Measure speed and memory beside the peers (about 25 minutes).
 	@$(BIN)/python -m bench
 
 docs: $(DOCS_STAMP) native ## Run the examples of every page, then build the pages into out/docs.
-	@$(BIN)/python -m pytest tests/test_docs.py tests/test_readme.py
+	@$(BIN)/python -m pytest tests/test_docs.py tests/test_readme.py tests/test_tutorial.py
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+wheels: $(RELEASE_STAMP) ## Build wheels for every platform into dist and check them (zig's first run takes minutes).
+	@$(BIN)/python -m release
 
 clean: ## Remove the environment and everything that was made.
 	rm -rf $(VENV) out dist setfold/native/lib .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache

@@ -133,20 +133,20 @@ class Primitives(SetEncoder):
         return self.absorb(elements, mask, prepared)
 
     def absorb_small(self, elements: Tensor, prepared: Any) -> Statistics | None:
-        """The statistics (1, ...) of one small chunk (n, d) without a mask, in as few calls as possible.
+        """The statistics (1, ...) of one small chunk (1, n, d) without a mask, in as few calls as possible.
 
         None, the default, uses `absorb`. It is called without a graph, with n at least 1.
         """
         return None
 
     def encode_small(self, elements: Tensor, prepared: Any) -> Tensor | None:
-        """The encoding (1, ...) of one small set (n, d) without a mask, in as few calls as possible.
+        """The encoding (1, ...) of one small set (1, n, d) without a mask, in as few calls as possible.
 
         None, the default, uses `absorb` and `finish`. The encoding must be theirs, and NaN or
         infinity in an element must show in it.
 
         Args:
-            elements: (n, d), with n at least 1.
+            elements: (1, n, d), with n at least 1.
             prepared: from `prepare`; None with a graph, where deriving it is part of the cost.
         """
         return None

@@ -30,6 +30,7 @@ from torch import Tensor
 from setfold.errors import InputError, NotRemovableError
 from setfold.kernels.modes import accumulator_dtype
 from setfold.kernels.softmax import finite
+from setfold.kernels.sums import total
 
 Parts = tuple[Tensor, ...]  # the tensors of one statistic, each (B, ...)
 Statistics = dict[str, Parts]  # by field name: what a state keeps
@@ -160,9 +161,7 @@ class Sum(Reduction):
         >>> Sum().absorb(torch.tensor([[1.0, 2.0, 4.0]]), torch.tensor([[True, False, True]]))
         (tensor([5.], dtype=torch.float64),)
         """
-        if mask is not None:
-            values = values * spread(mask, values)
-        return (values.sum(1, dtype=accumulator_dtype(values.device)),)
+        return (total(values, mask),)
 
     def join(self, left: Parts, right: Parts) -> Parts:
         return (left[0] + right[0],)

@@ -326,7 +326,7 @@ class SlotSetEncoder(StreamingSetEncoder):
         if autocasts(elements.device) or elements.dtype != scores.matrix.dtype:
             return None
         if self.relative:
-            peak, sums = one_tile_log_weights(elements, scores.matrix)
+            peak, sums = one_tile_log_weights(elements[0], scores.matrix)
             return {"softmax": (peak.unsqueeze_(0), sums.unsqueeze_(0))}
         return {"sum": (one_set_sums(elements, self.attention, scores.matrix),)}
 
@@ -334,17 +334,18 @@ class SlotSetEncoder(StreamingSetEncoder):
         if self.similarity != "dot" or not self.folded or autocasts(elements.device):
             return None
         if self.relative and self.aggregate == "weighted_mean" and prepared is not None:
-            _, sums = one_tile_log_weights(elements, prepared.scores[0])
+            _, sums = one_tile_log_weights(elements[0], prepared.scores[0])
             return (torch.mm(sums, cast("Tensor", prepared.values)) / sums[:, -1:]).unsqueeze_(0)
         if self.aggregate not in ("sum", "mean") or self.num_slots == 1:
             return None
         if prepared is not None:
-            count = elements.shape[0] if self.aggregate == "mean" else 1
+            count = elements.shape[1] if self.aggregate == "mean" else 1
             values = cast("Tensor", prepared.values)
             return one_set_values(elements, self.attention, prepared.scores[0], values, count)
         if elements.numel() * self.dim_out > SMALL_PRODUCT:
             return None
         # The algorithm as printed has fewer nodes than one that folds the query into the keys.
+        elements = elements[0]
         slots = self.norm(self.draw_frame(None, None)[0][0])
         query = self.to_query(slots) * self.dim_out**-0.5
         key, value = self.to_key, self.to_value

@@ -379,14 +379,14 @@ def _without_hooks(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
 @contextmanager
 def _in_modes(modes: Sequence[tuple[nn.Module, bool]]) -> Iterator[None]:
     """A context in which modules are in the modes that they had during the fold."""
-    now = [module.training for module, _ in modes]
+    changed = [(module, then) for module, then in modes if module.training != then]
     try:
-        for module, training in modes:
-            module.training = training
+        for module, then in changed:
+            module.training = then
         yield
     finally:
-        for (module, _), training in zip(modes, now, strict=True):
-            module.training = training
+        for module, then in changed:
+            module.training = not then
 
 
 def _autocast_now(device: torch.device) -> Callable[[], Any]:

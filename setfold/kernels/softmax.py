@@ -139,7 +139,9 @@ def _stream(
         return compiled
     batch, length, width = elements.shape
     precise = accumulator_dtype(elements.device)
-    rows = min(tile_rows(width + scores.room, elements.element_size()), batch * length)
+    rows = min(
+        tile_rows(width + scores.room, elements.element_size(), elements.device), batch * length
+    )
     shape = (batch, scores.num_slots)
     summed = width if projection is None else projection[0].shape[0]
     peak = torch.full(shape, -torch.inf, dtype=precise, device=elements.device)
@@ -224,7 +226,7 @@ class _Streamed(torch.autograd.Function):
             return _weighted_sums(_values(tile, projection), logits, top)
 
         room = _parts(ctx.form, tensors)[0].room
-        rows = tile_rows(elements.shape[2] + room, elements.element_size())
+        rows = tile_rows(elements.shape[2] + room, elements.element_size(), elements.device)
         peaks = (finite(peak.to(elements.dtype)),)
         needs = [need_elements, *need_tensors]
         element_grad, tensor_grads = replayed_gradients(
@@ -267,7 +269,9 @@ def _folded_gradients(
     highest = finite(peak.to(elements.dtype))  # (B, Q)
     grads = torch.zeros_like(augmented, dtype=accumulator_dtype(elements.device))
     elements_grad = torch.empty_like(elements) if need_elements else None
-    rows = min(tile_rows(width + 2 * num_logits, elements.element_size()), batch * length)
+    rows = min(
+        tile_rows(width + 2 * num_logits, elements.element_size(), elements.device), batch * length
+    )
     room, ones = elements.new_empty(3, rows, num_logits), elements.new_ones(num_logits)
     for sets, part in tiles(batch, length, rows):
         tile = elements[sets, part]

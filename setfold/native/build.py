@@ -31,7 +31,7 @@ COMMON = (
     "-fno-math-errno",
     "-fno-trapping-math",
 )
-SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g")
+SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-O1", "-g")
 X86 = {
     "base": ("-march=x86-64",),
     "v3": ("-march=x86-64-v3",),

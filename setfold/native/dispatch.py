@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from setfold.native.library import Kernels, check, kernels
+from setfold.native.library import Kernels, check, choice
 
 ATTENTIONS = {"sigmoid": 0, "softmax": 1, "exponential": 2}  # as in attention.h
 NOT_FINITE = 2  # likewise
@@ -202,7 +202,7 @@ def ragged_sums(
 
     The caller has checked that the index is from 0 to S - 1.
     """
-    library = kernels()
+    library = choice.kernels
     fits = elements.dim() == 2 and matrix.dim() == 2 and matrix.shape[0] == elements.shape[1] + 1
     if library is None or not fits or not (_is_plain(elements) and _is_plain(matrix)):
         return None
@@ -218,18 +218,41 @@ def ragged_sums(
     return out
 
 
+def one_set_sums(elements: Tensor, matrix: Tensor, attention: str) -> Tensor | None:
+    """`sums` (1, K, d + 1) of one small set (1, n, d), in as few calls as possible.
+
+    The matrix is one that an encoder derived from its weights: float32 like the elements, and
+    contiguous.
+    """
+    library = choice.kernels
+    if library is None or not (_is_plain(elements) and elements.is_contiguous()):
+        return None
+    (_, length, width), (numbers, num_slots) = elements.shape, matrix.shape
+    if numbers != width + 1:
+        return None
+    out = torch.empty(1, num_slots, numbers, dtype=torch.float64)
+    result = library.sums(
+        *(elements.data_ptr(), 0, None, 0, 1, length, width),
+        *(matrix.data_ptr(), num_slots, ATTENTIONS[attention], out.data_ptr()),
+    )
+    check(result)
+    return out
+
+
 def encode(
     elements: Tensor, matrix: Tensor, attention: str, values: Tensor, divisor: int
 ) -> Tensor | None:
-    """The encoding (1, K, d_out) of one small set (n, d): its sums times values, over a divisor.
+    """The encoding (1, K, d_out) of one small set (1, n, d): its sums times values, over a divisor.
 
-    The tensors are those of an encoder that were derived from its weights: contiguous and of one
-    dtype, and elements have the width of the matrix.
+    Matrix and values (d + 1, d_out) are those that an encoder derived from its weights.
     """
-    library = kernels()
+    library = choice.kernels
     if library is None or not (_is_plain(elements) and elements.is_contiguous()):
         return None
-    (length, width), num_slots, dim_out = elements.shape, matrix.shape[1], values.shape[1]
+    (_, length, width), (numbers, num_slots) = elements.shape, matrix.shape
+    (rows, dim_out) = values.shape
+    if not numbers == rows == width + 1:
+        return None
     out = torch.empty(1, num_slots, dim_out)
     result = library.encode(
         *(elements.data_ptr(), length, width, matrix.data_ptr(), num_slots, ATTENTIONS[attention]),
@@ -239,16 +262,38 @@ def encode(
     return out
 
 
+def totals(elements: Tensor, mask: Tensor | None) -> Tensor | None:
+    """The sums (B, d) of the elements (B, n, d) of each set, in float64."""
+    library, batch = choice.kernels, _batch(elements, mask)
+    if library is None or batch is None:
+        return None
+
+    def run(sets: slice, rows: slice) -> Tensor:
+        out = torch.empty(sets.stop - sets.start, batch.shape[2], dtype=torch.float64)
+        check(library.totals(*batch.part(sets, rows), out.data_ptr()))
+        return out
+
+    return _over_threads(run, batch.shape, 1, torch.add, torch.cat)
+
+
 def _prepare(
     elements: Tensor, mask: Tensor | None, matrix: Tensor
 ) -> tuple[Kernels, Batch, Tensor] | None:
     """The kernels and what they read; None if they cannot."""
-    library = kernels()
-    if library is None or elements.dim() != 3 or matrix.dim() != 2:
+    library = choice.kernels
+    if library is None or matrix.dim() != 2 or not _is_plain(matrix):
+        return None
+    batch = _batch(elements, mask)
+    if batch is None or batch.shape[2] + 1 != matrix.shape[0]:
+        return None
+    return library, batch, matrix.contiguous()
+
+
+def _batch(elements: Tensor, mask: Tensor | None) -> Batch | None:
+    """Where the elements (B, n, d) and the mask (B, n) are; None if kernels cannot read them."""
+    if elements.dim() != 3 or not _is_plain(elements):
         return None
     batch_size, length, width = elements.shape
-    if not (_is_plain(elements) and _is_plain(matrix)) or width + 1 != matrix.shape[0]:
-        return None
     if not elements.is_contiguous() and elements.stride()[1:] != (width, 1):
         return None
     if mask is not None:
@@ -256,14 +301,13 @@ def _prepare(
             return None
         if mask.stride(1) != 1:
             return None
-    batch = Batch(
+    return Batch(
         elements.data_ptr(),
         elements.stride(0),
         None if mask is None else mask.data_ptr(),
         0 if mask is None else mask.stride(0),
         (batch_size, length, width),
     )
-    return library, batch, matrix.contiguous()
 
 
 def _is_plain(tensor: Tensor) -> bool:

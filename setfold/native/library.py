@@ -33,6 +33,7 @@ SIGNATURES: dict[str, list[Any]] = {  # as in the sources
     "gradients": [*_BATCH, *_SCORES, *[_POINTER] * 4, _INTEGER],
     "softmax": [*_BATCH, _POINTER, _INTEGER, _POINTER, _POINTER],
     "extrema": [*_BATCH, *_SCORES, _POINTER, _INTEGER, _FLOAT, _POINTER, _POINTER],
+    "totals": [*_BATCH, _POINTER],
     "ragged_sums": [_POINTER, _POINTER, *[_INTEGER] * 3, *_SCORES, _POINTER],
     "stack_columns": [_POINTER, _POINTER, _INTEGER, _INTEGER, _POINTER],
     "add_at": [_POINTER, _POINTER, _INTEGER, _INTEGER, _POINTER],
@@ -50,14 +51,20 @@ class Kernels(NamedTuple):
     gradients: Callable[..., int]
     softmax: Callable[..., int]
     extrema: Callable[..., int]
+    totals: Callable[..., int]
     ragged_sums: Callable[..., int]
     stack_columns: Callable[..., int]
     add_at: Callable[..., int]
     encode_ids: Callable[..., int]
 
 
-class _Choice:
-    """The kernels that run in this process, and why."""
+class Choice:
+    """The kernels that run in this process, and why.
+
+    Attributes:
+        kernels: the compiled kernels; None if there are none.
+        reason: why there are none.
+    """
 
     def __init__(self) -> None:
         self.library, self.reason = _load()
@@ -106,12 +113,7 @@ def supported(library: ctypes.CDLL) -> list[str]:
     return [name for name in names if library.setfold_supports(name.encode())]
 
 
-_choice = _Choice()
-
-
-def kernels() -> Kernels | None:
-    """The compiled kernels of this process; None if there are none."""
-    return _choice.kernels
+choice = Choice()
 
 
 def check(result: int) -> None:
@@ -123,18 +125,18 @@ def check(result: int) -> None:
 
 def available() -> list[str]:
     """The instruction sets for which there are kernels that run here, the fastest last."""
-    return [] if _choice.library is None else supported(_choice.library)
+    return [] if choice.library is None else supported(choice.library)
 
 
 @contextmanager
 def using(isa: str | None) -> Iterator[None]:
     """Run the kernels of one instruction set, or none, for tests and benchmarks."""
-    before = _choice.kernels
-    _choice.use(isa)
+    before = choice.kernels
+    choice.use(isa)
     try:
         yield
     finally:
-        _choice.kernels = before
+        choice.kernels = before
 
 
 def describe() -> str:
@@ -143,7 +145,7 @@ def describe() -> str:
     >>> describe().startswith(("compiled", "plain torch"))
     True
     """
-    if _choice.kernels is None:
-        return f"plain torch: no compiled kernels, because {_choice.reason or 'none is chosen'}"
+    if choice.kernels is None:
+        return f"plain torch: no compiled kernels, because {choice.reason or 'none is chosen'}"
     names = ", ".join(available())
-    return f"compiled for {_choice.kernels.isa}; this CPU supports {names} ({VARIABLE} chooses)"
+    return f"compiled for {choice.kernels.isa}; this CPU supports {names} ({VARIABLE} chooses)"

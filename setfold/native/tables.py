@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from setfold.native.library import check, kernels
+from setfold.native.library import check, choice
 
 KINDS = {  # as in rows.c
     np.dtype(name): kind
@@ -66,7 +66,7 @@ def stack_columns(columns: Sequence[np.ndarray], room: Room) -> np.ndarray | Non
     >>> found is None or found.tolist() == [[0, 1], [1, 1], [2, 1]]
     True
     """
-    library = kernels()
+    library = choice.kernels
     if library is None or not columns:
         return None
     kinds = [KINDS[column.dtype] for column in columns if column.dtype in KINDS]
@@ -89,7 +89,7 @@ def encode_ids(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
     >>> found is None or [part.tolist() for part in found] == [[7, 5], [0, 1, 0]]
     True
     """
-    library = kernels()
+    library = choice.kernels
     if library is None or ids.dtype not in IDS or ids.ndim != 1 or not ids.flags.c_contiguous:
         return None
     distinct, codes = np.empty_like(ids), np.empty(len(ids), np.int64)
@@ -114,7 +114,7 @@ def add_at(total: np.ndarray, places: np.ndarray, part: np.ndarray) -> bool:
     Returns:
         False if nothing was added, because a kernel cannot do it.
     """
-    library = kernels()
+    library = choice.kernels
     arrays = (total, part)
     if library is None or any(a.dtype != np.float64 or not a.flags.c_contiguous for a in arrays):
         return False

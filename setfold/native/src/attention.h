@@ -180,7 +180,4 @@ HELPER int64_t block_rows(int64_t dim, int64_t width) {
     return rows < 32 ? 32 : rows > 256 ? 256 : rows;
 }
 
-/* What a kernel returns. */
-enum { DONE = 0, NO_MEMORY = 1, NOT_FINITE = 2 };
-
 #endif

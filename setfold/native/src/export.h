@@ -14,4 +14,7 @@
 #define JOIN(a, b) JOIN_(a, b)
 #define KERNEL(name) PUBLIC int JOIN(name, ISA)
 
+/* What a kernel returns. */
+enum { DONE = 0, NO_MEMORY = 1, NOT_FINITE = 2 };
+
 #endif
