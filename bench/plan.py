@@ -54,6 +54,7 @@ class Plan:
         short_sets: number of sets in the ragged update.
         small_updates: number of updates in a chain of small updates.
         file_rows: number of elements in the files.
+        file_small_sets: number of small sets in files, of about ten elements each.
         file_rounds: number of rounds for the files.
     """
 
@@ -84,6 +85,7 @@ class Plan:
     short_sets: int = 10_000
     small_updates: int = 600
     file_rows: int = 4_000_000
+    file_small_sets: int = 100_000
     file_rounds: int = 3
 
     @property
@@ -127,6 +129,7 @@ QUICK = Plan(
     short_sets=200,
     small_updates=60,
     file_rows=4_000,
+    file_small_sets=100,
     file_rounds=1,
 )
 
@@ -181,7 +184,10 @@ class Bounds:
     exact_on_features: float = 1.6
     exact_alone: float = 1.0
     process_megabytes: float = 1_000.0
-    files_speed: float = 0.6
+    files_speed: float = 0.55  # of reading alone
+    files_speed_v4: float = 0.6  # with AVX-512
+    files_cores: float = 1.8
+    files_small_sets: float = 3.0
     files_linear: float = 2.2
     files_flat: float = 1.1
 
