@@ -13,9 +13,9 @@ from torch import Tensor
 import setfold
 from bench.modules import slot_set
 from bench.plan import BOUNDS, CHUNK, NARROW, Plan, Shape, power
-from bench.results import Results, Target
+from bench.results import TORCH_KERNELS, Results, Target
 from bench.timing import Contender, interleaved
-from setfold.native.library import using
+from setfold.native import library
 
 UPDATES = 50  # updates per call, so that the overhead of a call is small
 HOLDERS = (  # modules that import the function for the precision of totals
@@ -37,20 +37,19 @@ class Accumulator:
 
 @contextmanager
 def chosen_accumulator() -> Iterator[Accumulator]:
-    """Allow other precisions than float64, the only one in the library, for totals.
-
-    Plain torch computes both: the compiled kernels add up in float64 alone.
-    """
+    """Allow other precisions than float64, the only one in the library, for totals."""
     accumulator = Accumulator()
     with ExitStack() as stack:
-        stack.enter_context(using(None))
         for holder in HOLDERS:
             stack.enter_context(mock.patch(f"{holder}.accumulator_dtype", accumulator))
         yield accumulator
 
 
 def compare_states(results: Results, plan: Plan, shape: Shape) -> None:
-    """Time the same updates with float64 and with float32 totals."""
+    """Time the same updates with float64 and with float32 totals.
+
+    The torch kernels run, because the compiled ones have totals in float64 only.
+    """
     encoder = slot_set(shape, "mean")
     few = torch.randn(UPDATES, 1, CHUNK, shape.dim_in).unbind()
     many = torch.randn(1, 1, plan.state_length, shape.dim_in).unbind()
@@ -61,9 +60,10 @@ def compare_states(results: Results, plan: Plan, shape: Shape) -> None:
                 str(dtype): _chain(encoder, chunks, accumulator, dtype)
                 for dtype in (torch.float64, torch.float32)
             }
-            timings = interleaved(contenders, plan)
+            with library.using(None):
+                timings = interleaved(contenders, plan)
         ratio = timings.ratio(str(torch.float64), str(torch.float32))
-        claim = f"float64 vs float32, {what}"
+        claim = f"float64 vs float32, {TORCH_KERNELS}, {what}"
         target = Target(4, claim, ratio, BOUNDS.state_cost, at_least=False, shape=shape)
         results.targets.append(target)
 

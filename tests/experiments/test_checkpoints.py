@@ -9,11 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from experiments import checkpoints, records, training
+from experiments import records, training
 from experiments.recipe import Training
 from setfold.core import persist as files
-from tests.experiments.tiny import Line, Noise, as_torchrun, checkpoint, fit, fork, interrupt_at
+from setfold.learning import checkpoints, loop
+from tests.experiments.tiny import Line, Noise, checkpoint, fit, interrupt_at
 from tests.killed import calls_of, die_at
+from tests.torchrun import as_torchrun, fork
 
 
 def content(folder):
@@ -27,8 +29,8 @@ def content(folder):
 
 
 def test_killed_at_any_moment_it_ends_with_the_same_bits(tmp_path, monkeypatch):
-    monkeypatch.setattr(training, "SAVE_EVERY", 0.0)
-    monkeypatch.setattr(training, "LOOK_EVERY", 0.0)
+    monkeypatch.setattr(loop, "SAVE_EVERY", 0.0)
+    monkeypatch.setattr(loop, "LOOK_EVERY", 0.0)
     wanted = Training(Noise(), 12, 8, validations=4, clip=1.0)
     calls = calls_of(lambda: fit(wanted, tmp_path / "whole"))
     whole = fit(wanted, tmp_path / "whole")  # finds it
@@ -42,7 +44,7 @@ def test_killed_at_any_moment_it_ends_with_the_same_bits(tmp_path, monkeypatch):
         process = fork(run_until, generator.randrange(calls // 2))
         process.join()
         codes.append(process.exitcode)
-        found = list(tmp_path.glob("parts/trainings/*/" + checkpoints.NAME))
+        found = list(tmp_path.glob("parts/trainings/*/" + training.NAME))
         if found:
             reached = files.read(found[0])[2]["standing"]["step"]
             assert reached >= steps
@@ -74,9 +76,9 @@ def test_interrupted_at_a_step_it_ends_with_the_same_bits(tmp_path, monkeypatch,
 @pytest.mark.parametrize("step", [1, 7])
 def test_cpu_time_before_a_resume_counts(tmp_path, monkeypatch, step):
     ticks = itertools.count()  # every save reads the clock once, and so does every start
-    monkeypatch.setattr(training.time, "process_time", lambda: float(next(ticks)))
-    monkeypatch.setattr(training, "SAVE_EVERY", 0.0)
-    monkeypatch.setattr(training, "LOOK_EVERY", 0.0)
+    monkeypatch.setattr(loop.time, "process_time", lambda: float(next(ticks)))
+    monkeypatch.setattr(loop, "SAVE_EVERY", 0.0)
+    monkeypatch.setattr(loop, "LOOK_EVERY", 0.0)
     wanted = Training(Noise(), 2, 8, validations=2)
     whole = fit(wanted, tmp_path / "whole")
     with monkeypatch.context() as patch:
