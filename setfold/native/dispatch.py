@@ -17,7 +17,7 @@ from setfold.native.library import Kernels, check, choice
 from setfold.native.threads import concatenate, over_threads, total
 
 ATTENTIONS = {"sigmoid": 0, "softmax": 1, "exponential": 2}  # as in attention.h
-NOT_FINITE, BAD_INDEX = 2, 3  # likewise
+NOT_FINITE, BAD_INDEX = 2, 3  # as in export.h
 MAX_NUMBER = (1 << 31) - 1  # the kernel numbers blocks, and pairs of slot and channel, in 32 bits
 INTEGERS = (torch.int64, torch.int32)
 PLAIN = (Tensor, nn.Parameter)  # subclasses may do anything

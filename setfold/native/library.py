@@ -41,7 +41,8 @@ SIGNATURES: dict[str, list[Any]] = {  # as in the sources
     "add_at": [_POINTER, _POINTER, _INTEGER, _INTEGER, _POINTER],
     "encode_ids": [_POINTER, _INTEGER, _POINTER, _POINTER, _POINTER],
 }
-NO_MEMORY = 1  # as in attention.h
+NO_MEMORY = 1  # as in export.h
+SLOW = "base"  # an instruction set that is used only if it is asked for
 
 
 class Kernels(NamedTuple):
@@ -83,7 +84,10 @@ class Choice:
                     f"{VARIABLE} must be 0 or one of {', '.join(names)}, the instruction sets of "
                     f"this CPU; got {wanted!r}."
                 )
-            self.use(wanted or names[-1])
+            if not wanted and names == [SLOW]:
+                self.reason = "this CPU has no AVX2, and without it torch's kernels are faster"
+            else:
+                self.use(wanted or names[-1])
 
     def use(self, isa: str | None) -> None:
         self.kernels = None
