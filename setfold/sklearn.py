@@ -35,8 +35,9 @@ from setfold.errors import InputError
 from setfold.files.kinds import open_frame
 from setfold.learning.candidates import CANDIDATES
 from setfold.learning.dataset import SetDataset
-from setfold.learning.loop import Settings, encode_all, predict
-from setfold.learning.search import Search, search
+from setfold.learning.encoding import encode_all
+from setfold.learning.objective import predict
+from setfold.learning.search import Search, Settings, search
 from setfold.learning.splits import TRAINING, VALIDATION, split
 from setfold.preprocessing.columns import Columns, decoded, is_text
 from setfold.preprocessing.fitting import ColumnFitter, can_be_fitted
@@ -131,10 +132,10 @@ class _Predictor(_SetEstimator):
         data = self._data(sets, targets)
         training, other = (_taken(data, chosen == own) for own in (TRAINING, VALIDATION))
         settings = Settings(
-            self.epochs,
-            self.batch_sets,
-            self.batch_rows,
-            self.rate,
+            epochs=self.epochs,
+            batch_sets=self.batch_sets,
+            batch_rows=self.batch_rows,
+            rate=self.rate,
             seed=seed,
         )
         names = CANDIDATES if self.encoder == "auto" else [self.encoder]

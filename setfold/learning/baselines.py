@@ -14,8 +14,9 @@ from torch import nn
 
 from setfold.learning.candidates import Model
 from setfold.learning.dataset import SetDataset
-from setfold.learning.loop import encode_all
+from setfold.learning.encoding import encode_all
 from setfold.learning.metrics import Predictions, loss_of
+from setfold.learning.processes import Processes
 from setfold.preprocessing.heads import ResidualHead, Standardize
 from setfold.preprocessing.targets import Classes, Target
 
@@ -36,11 +37,13 @@ class Baseline:
 
 
 @torch.no_grad()
-def statistics_of(model: Model, data: SetDataset, batch_rows: int) -> torch.Tensor:
+def statistics_of(
+    model: Model, data: SetDataset, batch_rows: int, processes: Processes | None = None
+) -> torch.Tensor:
     """Return the readout of a model's encoder, without the head, for all sets (n, width)."""
     head, model.head = model.head, None
     try:
-        return encode_all(model, data, batch_rows)
+        return encode_all(model, data, batch_rows, processes)
     finally:
         model.head = head
 

@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import torch
-from torch import Tensor
 
 from setfold.errors import FileError
 from setfold.learning.sources import Source
@@ -41,23 +39,14 @@ class SetDataset:
     def __len__(self) -> int:
         return len(self.ids)
 
+    def __getitem__(self, number: int) -> tuple[np.ndarray, Any]:
+        first, last = self.offsets[number : number + 2]
+        return self.elements[first:last], self.targets[number]
+
     @property
     def lengths(self) -> np.ndarray:
         """The number of elements of each set."""
         return np.diff(self.offsets)
-
-    def rows(self, number: int, start: int = 0, stop: int | None = None) -> Tensor:
-        """The elements of a set, or some of them, (n, width), copied."""
-        first, last = self.offsets[number : number + 2]
-        end = last if stop is None else min(last, first + stop)
-        return torch.from_numpy(np.array(self.elements[first + start : end]))
-
-    def ragged(self, numbers: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """The elements of some sets, (N, width), and the set of each, (N,)."""
-        lengths = torch.from_numpy(self.lengths[list(numbers)])
-        rows = [self.rows(number) for number in numbers]
-        index = torch.arange(len(rows)).repeat_interleave(lengths)
-        return torch.cat(rows), index
 
     def part(self, first: int, last: int) -> SetDataset:
         """The sets from the first to the last, without the last; nothing is copied."""

@@ -17,7 +17,9 @@ from matplotlib.figure import Figure
 from setfold.core.persist import write_atomically
 from setfold.learning.candidates import Model
 from setfold.learning.dataset import SetDataset
+from setfold.learning.fit import History
 from setfold.learning.metrics import Predictions, measure, metric_name, standard_error
+from setfold.learning.objective import VALIDATION_LOSS
 from setfold.learning.train import Result
 from setfold.preprocessing.columns import columns_of
 from setfold.preprocessing.targets import Classes, Target
@@ -73,10 +75,10 @@ def facts_of(result: Result) -> dict[str, Any]:
         "history": None
         if curve is None
         else {
-            "epoch": curve.epochs,
-            "training_loss": [None if math.isnan(loss) else loss for loss in curve.losses],
-            "validation_loss": curve.validation,
-            metric_name(target): curve.metric,
+            "epoch": curve["epoch"],
+            "training_loss": [None if math.isnan(loss) else loss for loss in curve["loss"]],
+            "validation_loss": curve[VALIDATION_LOSS],
+            metric_name(target): curve[f"validation {metric_name(target)}"],
         },
         "by_size": _by_size(target, best.found, result.test.lengths),
         "confusion": _confusion(target, best.found),
@@ -113,7 +115,7 @@ def influence(model: Model, data: SetDataset) -> list[dict[str, Any]]:
     usual = [n for n in range(len(data)) if 1 < data.lengths[n] <= MAX_ELEMENTS]
     found = []
     for number in usual[:SHOWN_SETS]:
-        elements = data.rows(number).unsqueeze(0).requires_grad_()
+        elements = torch.tensor(data[number][0]).unsqueeze(0).requires_grad_()
         with torch.enable_grad():
             scores = model.eval()(elements)
             (gradient,) = torch.autograd.grad(scores.max(), elements, allow_unused=True)
@@ -285,15 +287,16 @@ def _plot_text(value: object) -> str:
     return str(value).replace("$", r"\$")
 
 
-def _draw_history(history: Any, metric: str) -> Figure:
+def _draw_history(history: History, metric: str) -> Figure:
     figure, axes = _figure()
-    axes.plot(history.epochs, history.losses, label="training loss", color="#999")
-    axes.plot(history.epochs, history.validation, label="validation loss", color="#1f6feb")
-    best = int(np.argmin(history.validation))
-    axes.axvline(history.epochs[best], color="#1f6feb", lw=0.8, ls=":")
+    epochs, validated = history["epoch"], history[VALIDATION_LOSS]
+    axes.plot(epochs, history["loss"], label="training loss", color="#999")
+    axes.plot(epochs, validated, label=VALIDATION_LOSS, color="#1f6feb")
+    best = int(np.argmin(validated))
+    axes.axvline(epochs[best], color="#1f6feb", lw=0.8, ls=":")
     axes.set_xlabel("epoch")
     axes.set_ylabel("loss")
-    axes.legend(frameon=False, title=f"best: {metric} {history.metric[best]:.4g}")
+    axes.legend(frameon=False, title=f"best: {metric} {history[f'validation {metric}'][best]:.4g}")
     return figure
 
 

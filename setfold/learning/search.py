@@ -21,12 +21,29 @@ from setfold.learning.baselines import (
 )
 from setfold.learning.candidates import STATISTICS, Model, build_model
 from setfold.learning.dataset import SetDataset
-from setfold.learning.loop import History, Progress, Settings, fit, predict
+from setfold.learning.encoding import Sets
+from setfold.learning.fit import RATE, WEIGHT_DECAY, FitSettings, History, Validate, fit
+from setfold.learning.loop import Callback, Progress
 from setfold.learning.metrics import Predictions, loss_of
+from setfold.learning.objective import loss_for, predict, validate_on
+from setfold.learning.processes import Processes
 from setfold.preprocessing.columns import Columns
-from setfold.preprocessing.targets import Target, target_of
+from setfold.preprocessing.targets import Target
 
 MIN_EPOCHS, MAX_EPOCHS = 5, 300
+
+
+@dataclass(frozen=True)
+class Settings(FitSettings):
+    """How to train a candidate: the settings of `fit`, and two more.
+
+    Args:
+        rate: The largest learning rate of AdamW.
+        balanced: Whether to weigh classes inversely to their frequency.
+    """
+
+    rate: float = RATE
+    balanced: bool = False
 
 
 @dataclass(frozen=True)
@@ -97,97 +114,138 @@ def search(
         seconds: The time for all candidates together.
         epochs: The number of epochs of each candidate; None to derive it from the time.
         folder: A folder for checkpoints. Trainings that it contains are continued.
-        progress: Called after every step, with the name of the candidate.
+        progress: Called a few times a second, with the name of the candidate.
     """
-    rows = settings.batch_rows
+    rows, processes = settings.batch_rows, Processes.current()
     torch.manual_seed(settings.seed)
     plain = build_model(STATISTICS, columns, target, center)
     splits = (training, validation, test)
-    readouts = [statistics_of(plain, data, rows) for data in splits]
+    readouts = [statistics_of(plain, data, rows, processes) for data in splits]
     scale = fit_scales(plain, readouts[0])
     tables = [scale(found).double().numpy() for found in readouts]
     pairs = [(table, data.targets) for table, data in zip(tables, splits, strict=True)]
     linear = fit_linear(target, pairs[0], pairs[1], settings.balanced)
     copy_linear(plain, linear, target)
+    contest = _Contest(
+        settings, target, training, validation, test, processes, seconds / len(names)
+    )
     trials = []
     for name in dict.fromkeys(names):
         started = time.monotonic()
         if name == STATISTICS:
-            trials.append(_trial(name, plain, validation, test, None, started, rows))
+            trials.append(contest.measure(name, plain, None, started))
             continue
         torch.manual_seed(settings.seed)
         model = build_model(name, columns, target, center)
-        fit_scales(model, statistics_of(model, training, rows))
+        fit_scales(model, statistics_of(model, training, rows, processes))
         copy_linear(model, linear, target)
-        path = None if folder is None else folder / f"{name}.safetensors"
-        plan = replace(
-            settings,
-            epochs=epochs
-            or _plan_epochs(model, training, settings, seconds / len(names), folder, name),
-        )
-        note = None if progress is None else _named(progress, name)
-        history = fit(model, training, validation, plan, checkpoint=path, progress=note)
-        trials.append(_trial(name, model, validation, test, history, started, rows))
+        history = contest.train(name, model, epochs, folder, _named(progress, name))
+        trials.append(contest.measure(name, model, history, started))
     best = min(trials, key=lambda trial: trial.loss)
     return Search(best, trials, linear, pairs)
 
 
-def _trial(
-    name: str,
-    model: Model,
-    validation: SetDataset,
-    test: SetDataset,
-    history: History | None,
-    started: float,
-    rows: int,
-) -> Trial:
-    target = target_of(model)
-    assert target is not None
-    loss = loss_of(target, predict(model, validation, rows))
-    seconds = time.monotonic() - started
-    return Trial(name, model, loss, predict(model, test, rows), history, seconds)
+def _named(progress: Callable[[str, Progress], None] | None, name: str) -> Callback | None:
+    return None if progress is None else lambda now: progress(name, now)
 
 
-def _named(progress: Callable[[str, Progress], None], name: str) -> Callable[[Progress], None]:
-    return lambda now: progress(name, now)
+@dataclass(frozen=True)
+class _Contest:
+    """What all candidates have in common."""
+
+    settings: Settings
+    target: Target
+    training: SetDataset
+    validation: SetDataset
+    test: SetDataset
+    processes: Processes
+    seconds: float  # for each candidate
+
+    def measure(self, name: str, model: Model, history: History | None, started: float) -> Trial:
+        """Predict with a trained candidate."""
+        chosen, found = (
+            predict(model, data, self.settings.batch_rows, self.processes)
+            for data in (self.validation, self.test)
+        )
+        seconds = time.monotonic() - started
+        return Trial(name, model, loss_of(self.target, chosen), found, history, seconds)
+
+    def train(
+        self,
+        name: str,
+        model: Model,
+        epochs: int | None,
+        folder: Path | None,
+        callback: Callback | None,
+    ) -> History:
+        """Train a candidate; continue its training if the folder has a checkpoint of it."""
+        epochs = epochs or self._plan_epochs(model, folder, name)
+        path = None if folder is None else folder / f"{name}.safetensors"
+        rows = self.settings.batch_rows
+        validate = validate_on(self.target, self.validation, rows, self.processes)
+        return self._fit(model, self.training, validate, epochs, path, callback)
+
+    def _fit(
+        self,
+        model: Model,
+        training: Sets,
+        validate: Validate | None,
+        epochs: int,
+        path: Path | None = None,
+        callback: Callback | None = None,
+    ) -> History:
+        settings = replace(self.settings, epochs=epochs)
+        optimizer = torch.optim.AdamW(
+            model.parameters(), settings.rate, weight_decay=WEIGHT_DECAY, fused=True
+        )
+        return fit(
+            model,
+            training,
+            loss=loss_for(self.target, self.training, settings.balanced),
+            validation=validate,
+            settings=settings,
+            optimizer=optimizer,
+            checkpoint=path,
+            callback=callback,
+        )
+
+    def _plan_epochs(self, model: Model, folder: Path | None, name: str) -> int:
+        """Return how many epochs fit into the time of a candidate.
+
+        The number is written to the folder, so that a resumed training has the same.
+        """
+        path = None if folder is None else folder / f"{name}.json"
+        known = None
+        if self.processes.first and path is not None and path.exists():
+            known = json.loads(path.read_text())["epochs"]
+        known = self.processes.from_first(known)
+        if known is not None:
+            return int(known)
+        weights = {n: t.clone() for n, t in model.state_dict().items()}
+        order = np.random.default_rng(self.settings.seed).permutation(len(self.training))
+        part = _Some(self.training, order[: 4 * self.settings.batch_sets])
+        few = _Some(self.training, order[:2])
+        self._fit(model, few, None, 1)  # first calls take longer
+        started = time.monotonic()
+        self._fit(model, part, None, 1)
+        each = (time.monotonic() - started) * len(self.training) / len(part)
+        model.load_state_dict(weights)
+        epochs = int(min(MAX_EPOCHS, max(MIN_EPOCHS, self.seconds / (1.3 * each))))
+        epochs = int(self.processes.from_first(epochs))
+        if self.processes.first and path is not None:
+            write_atomically(path, json.dumps({"epochs": epochs}).encode())
+        return epochs
 
 
-def _plan_epochs(
-    model: Model,
-    training: SetDataset,
-    settings: Settings,
-    seconds: float,
-    folder: Path | None,
-    name: str,
-) -> int:
-    """Return how many epochs fit into a time.
+class _Some:
+    """Some sets of a data set; nothing is copied."""
 
-    The number is written to the folder, so that a resumed training has the same.
-    """
-    path = None if folder is None else folder / f"{name}.json"
-    if path is not None and path.exists():
-        return int(json.loads(path.read_text())["epochs"])
-    weights = {n: t.clone() for n, t in model.state_dict().items()}
-    once = replace(settings, epochs=1)
-    some = np.random.default_rng(settings.seed).permutation(len(training))[
-        : 4 * settings.batch_sets
-    ]
-    part = _subset(training, some)
-    few = _subset(part, np.arange(min(len(part), 2)))
-    fit(model, few, few, once)  # first calls take longer
-    started = time.monotonic()
-    fit(model, part, few, once)
-    each = (time.monotonic() - started) * len(training) / len(part)
-    model.load_state_dict(weights)
-    epochs = int(min(MAX_EPOCHS, max(MIN_EPOCHS, seconds / (1.3 * each))))
-    if path is not None:
-        write_atomically(path, json.dumps({"epochs": epochs}).encode())
-    return epochs
+    def __init__(self, data: SetDataset, numbers: np.ndarray) -> None:
+        self.data, self.numbers = data, numbers
+        self.lengths, self.release = data.lengths[numbers], data.release
 
+    def __len__(self) -> int:
+        return len(self.numbers)
 
-def _subset(data: SetDataset, numbers: np.ndarray) -> SetDataset:
-    """Some sets of a data set, copied."""
-    elements = [data.rows(int(number)).numpy() for number in numbers]
-    offsets = np.concatenate([[0], np.cumsum([len(one) for one in elements])]).astype(np.int64)
-    ids = [data.ids[int(number)] for number in numbers]
-    return SetDataset(ids, np.concatenate(elements), offsets, data.targets[numbers])
+    def __getitem__(self, number: int) -> tuple[np.ndarray, Any]:
+        return self.data[int(self.numbers[number])]

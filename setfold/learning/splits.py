@@ -40,8 +40,9 @@ def split(
 ) -> np.ndarray:
     """Assign each set to TRAINING, VALIDATION or TEST.
 
-    Groups are not split. Without groups, each class has about the same share in all splits, and at
-    least one set for training.
+    Groups are not split. Without groups, each class has about the same share in all splits. A class
+    with a single set is for training, one with two sets for training and validation (if that has a
+    share), and one with three or more has a set in every split that has a share.
 
     Args:
         groups: The group of each set, or None.
@@ -58,8 +59,7 @@ def split(
     for stratum in np.unique(strata):
         places = np.flatnonzero(strata == stratum)
         order = np.unique(keys[places])
-        ends = np.round(np.cumsum(shares) * len(order)).astype(int)
-        ends = np.minimum(ends, len(order) - 1)
+        ends = np.cumsum(_sizes(shares, len(order)))
         rank = np.searchsorted(order, keys[places])
         found[places[rank < ends[1]]] = TEST
         found[places[rank < ends[0]]] = VALIDATION
@@ -69,3 +69,25 @@ def split(
             "--test."
         )
     return found
+
+
+def _sizes(shares: tuple[float, float], number: int) -> list[int]:
+    """Return how many of some sets are for validation and for the test.
+
+    Every split that has a share gets a set, as far as they suffice: training first, then
+    validation, then the test.
+
+    >>> [_sizes((0.2, 0.2), number) for number in (1, 2, 3, 4, 10)]
+    [[0, 0], [1, 0], [1, 1], [1, 1], [2, 2]]
+    >>> _sizes((0.4, 0.4), 5), _sizes((0.2, 0.0), 3), _sizes((0.45, 0.45), 4)
+    ([2, 2], [1, 0], [2, 1])
+    """
+    ends = np.round(np.cumsum(shares) * number)
+    wanted = [int(ends[0]), int(ends[1] - ends[0])]
+    sizes, left = [], number - 1  # one for training
+    for place, share in enumerate(shares):
+        later = sum(other > 0 for other in shares[place + 1 :])
+        least = min(1, left) if share > 0 else 0
+        sizes.append(max(least, min(wanted[place], left - later)))
+        left -= sizes[-1]
+    return sizes

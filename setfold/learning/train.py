@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,12 +25,14 @@ from setfold.learning.labels import (
     match_labels,
     read_labels,
 )
-from setfold.learning.loop import Progress, Settings, predict
+from setfold.learning.loop import Progress
 from setfold.learning.metrics import Predictions, measure, metric_name, standard_error
-from setfold.learning.search import Search, search
+from setfold.learning.objective import predict
+from setfold.learning.processes import Processes
+from setfold.learning.search import Search, Settings, search
 from setfold.learning.sources import Source
 from setfold.learning.splits import TRAINING, VALIDATION, assign_splits
-from setfold.learning.work_folder import is_interrupted, open_work_folder
+from setfold.learning.work_folder import is_interrupted, open_work_folder, work_folder_of
 from setfold.preprocessing.columns import columns_of
 from setfold.preprocessing.fitting import ColumnFitter, Fitted
 from setfold.preprocessing.targets import Classes, Target, target_of
@@ -99,6 +102,9 @@ def train_sets(
 ) -> Result:
     """Train a model that predicts a label of each set, and save it.
 
+    In a process group, all processes call it with the same arguments. They share out the sets, and
+    spread a set that is larger than a batch over all of them. The first one writes the files.
+
     Args:
         inputs: Files, folders or glob patterns, such as "events/*.parquet".
         out: The model, a .safetensors file.
@@ -131,7 +137,7 @@ def train_sets(
         resume: Whether to continue an interrupted training.
         restart: Whether to discard an interrupted training.
         overwrite: Whether to replace an existing model.
-        progress: Called after every step, with the name of the candidate.
+        progress: Called a few times a second, with the name of the candidate.
         note: Called with a line of text when something was found out.
 
     >>> import pyarrow as pa, pyarrow.parquet as pq, setfold, tempfile
@@ -169,9 +175,10 @@ def train_sets(
         "labels": None if labels is None else [str(labels), *Stamp.of(Path(labels))],
         "columns": [set, target, group, list(kinds), list(categories), list(log), list(center)],
         "options": [explode, task, encoder, scale, times, validation, test, epochs, skip_errors],
-        "settings": asdict(settings),
+        "settings": settings.described(),
     }
-    with open_work_folder(path, request, resume=resume, restart=restart) as work:
+    processes = Processes.current()
+    with processes.together(), _work(processes, path, request, resume, restart) as work:
         note(f"reading {_shown(list(kinds))} from {len(source.inputs)} files")
         known = _labels(source, labels, target, set, group)
         if skip_errors:  # splits are of the sets that have rows
@@ -201,7 +208,8 @@ def train_sets(
             folder=work,
             progress=progress,
         )
-        save(found.best.model, path)
+        if processes.first:
+            save(found.best.model, path)
     seen, _, unseen = found.statistics
     return Result(
         goal,
@@ -214,6 +222,22 @@ def train_sets(
         source.skipped,
         reported,
     )
+
+
+@contextmanager
+def _work(
+    processes: Processes, path: Path, request: dict[str, Any], resume: bool, restart: bool
+) -> Iterator[Path]:
+    """Open the work folder, in the first process for all."""
+    if processes.first:
+        with open_work_folder(path, request, resume=resume, restart=restart) as folder:
+            processes.from_first()
+            yield folder
+            processes.from_first()  # all are done with it
+    else:
+        processes.from_first()
+        yield work_folder_of(path)
+        processes.from_first()
 
 
 class _Read(NamedTuple):
