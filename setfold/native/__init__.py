@@ -4,6 +4,7 @@
     build.py     compile them into one library, when setfold is installed
     library.py   load the library and choose an instruction set
     dispatch.py  the kernels as functions of tensors; None where plain torch must do
+    tables.py    the kernels as functions of columns of tables; None where NumPy or Arrow must do
 
 `setfold.kernels` calls them and serves every other case.
 """

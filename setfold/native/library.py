@@ -37,7 +37,12 @@ SIGNATURES: dict[str, list[Any]] = {  # as in the sources
     "ragged_sums": [_POINTER, _POINTER, *[_INTEGER] * 3, *_SCORES, _POINTER],
     "placed_sums": [_POINTER, _POINTER, _CHOICE, _POINTER],
     "placed_extrema": [_POINTER, _POINTER, _FLOAT, _POINTER],
+    "stack_columns": [_POINTER, _POINTER, _INTEGER, _INTEGER, _POINTER],
+    "add_at": [_POINTER, _POINTER, _INTEGER, _INTEGER, _POINTER],
+    "encode_ids": [_POINTER, _INTEGER, _POINTER, _POINTER, _POINTER],
 }
+NO_MEMORY = 1  # as in export.h
+SLOW = "base"  # an instruction set that is used only if it is asked for
 
 
 class Kernels(NamedTuple):
@@ -53,6 +58,9 @@ class Kernels(NamedTuple):
     ragged_sums: Callable[..., int]
     placed_sums: Callable[..., int]
     placed_extrema: Callable[..., int]
+    stack_columns: Callable[..., int]
+    add_at: Callable[..., int]
+    encode_ids: Callable[..., int]
 
 
 class Choice:
@@ -76,7 +84,10 @@ class Choice:
                     f"{VARIABLE} must be 0 or one of {', '.join(names)}, the instruction sets of "
                     f"this CPU; got {wanted!r}."
                 )
-            self.use(wanted or names[-1])
+            if not wanted and names == [SLOW]:
+                self.reason = "this CPU has no AVX2, and without it torch's kernels are faster"
+            else:
+                self.use(wanted or names[-1])
 
     def use(self, isa: str | None) -> None:
         self.kernels = None
@@ -126,6 +137,13 @@ def supported(library: ctypes.CDLL) -> list[str]:
 
 
 choice = Choice()
+
+
+def check(result: int) -> None:
+    """Raise MemoryError if a kernel returned that it could not allocate its buffers."""
+    if result == NO_MEMORY:
+        raise MemoryError("a kernel of setfold could not allocate its buffers.")
+    assert result == 0
 
 
 def available() -> list[str]:
