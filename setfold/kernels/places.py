@@ -4,7 +4,8 @@
 
 either as it is ("kernel") or divided by its sum over the slots ("softmax"). On a grid the slots
 within reach lie in a window around the element, so the cost of an element does not depend on the
-number of slots. Everything here is a sum or a maximum over pairs of an element and a slot.
+number of slots. Everything here is a sum or a maximum over pairs of an element and a slot. Where the
+points are those of a grid and no gradient is needed, compiled kernels run (`setfold.native.placed`).
 """
 
 from __future__ import annotations
