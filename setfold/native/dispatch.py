@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from setfold.native.library import Kernels, check, choice
+from setfold.native.library import Kernels, choice
 
 ATTENTIONS = {"sigmoid": 0, "softmax": 1, "exponential": 2}  # as in attention.h
-NOT_FINITE = 2  # likewise
+NO_MEMORY, NOT_FINITE = 1, 2  # likewise
 PLAIN = (Tensor, nn.Parameter)  # subclasses may do anything
 THREADED_WORK = 1 << 22  # multiplications of a product from which on threads pay
 
@@ -318,6 +318,13 @@ def _is_plain(tensor: Tensor) -> bool:
         and tensor.layout == torch.strided
         and not tensor.is_neg()
     )
+
+
+def check(result: int) -> None:
+    """Raise MemoryError if a kernel returned that it could not allocate its buffers."""
+    if result == NO_MEMORY:
+        raise MemoryError("a kernel of setfold could not allocate its buffers.")
+    assert result == 0
 
 
 # ---- threads ------------------------------------------------------------------------------------
