@@ -102,7 +102,7 @@ class Plan:
 
 FULL = Plan()
 QUICK = Plan(
-    lengths=(100, 6_000),
+    lengths=(100, 1_000),
     attention_lengths=(1, 100, 1_000),
     extreme_length=500,
     roofline_bytes=256_000,
@@ -116,8 +116,8 @@ QUICK = Plan(
     memory_lengths=(10_000,),
     peer_memory_limit=10_000,
     encoder_memory_lengths=(100,),
-    fold_lengths=(20_000,),
-    gradient_lengths=(2_000, 20_000),
+    fold_lengths=(11_000,),
+    gradient_lengths=(20_000,),
     gradient_limit=20_000,
     gradient_judged=(20_000,),
     gradient_rounds=(1, 1),

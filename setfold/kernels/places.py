@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from torch import Tensor
 from setfold.kernels.modes import accumulator_dtype, needs_plain_formula
 from setfold.kernels.replay import summed_over_tiles
 from setfold.kernels.tiles import tiles
+from setfold.native import placed as native
 
 VALUES = ("features", "offsets", "squares")
 TILE_PAIRS = 1 << 17  # pairs of an element and a slot that fit in the cache with their channels
@@ -156,15 +158,39 @@ def placed_sums(
     Returns:
         (B, K, C): the sums of w v, those of w v^2 if `squared`, and, last, those of w.
     """
+    if not _is_tracked(positions, features, layout):
+        near = _neighbourhood(positions, layout, attention)
+        if near is not None:
+            found = native.placed_sums(positions, features, mask, near, attention.values, squared)
+            if found is not None:
+                return found
     batch, length, axes = positions.shape
     elements = torch.cat([positions, features], -1)
-    function = partial(_tile_sums, attention, axes, squared)
     if batch * length == 0 or needs_plain_formula():
         return _plain_sums(attention, axes, squared, elements, mask, layout)
-    if torch.is_grad_enabled() and any(t.requires_grad for t in (elements, *layout)):
+    function = partial(_tile_sums, attention, axes, squared)
+    with nullcontext() if _is_tracked(positions, features, layout) else torch.no_grad():
         return summed_over_tiles(function, _rows(layout, attention), elements, mask, layout)
-    with torch.no_grad():
-        return summed_over_tiles(function, _rows(layout, attention), elements, mask, layout)
+
+
+def _is_tracked(positions: Tensor, features: Tensor, layout: Layout) -> bool:
+    tensors = (positions, features, *layout)
+    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+
+
+def _neighbourhood(
+    positions: Tensor, layout: Layout, attention: Attention
+) -> native.Neighbourhood | None:
+    """What the compiled kernels need to know; None if they cannot run."""
+    if needs_plain_formula() or positions.numel() == 0 or not positions.is_cpu:
+        return None
+    if attention.shape is None or not attention.regular or layout.widths.numel() != 1:
+        return None
+    radius, windows = layout.radius.item(), attention.shape
+    if _is_local(layout, attention):
+        windows = tuple(_window(radius, size) for size in attention.shape)
+    form = (radius, layout.widths.item(), attention.reach, attention.normalized)
+    return native.Neighbourhood(attention.shape, windows, *form)
 
 
 def _rows(layout: Layout, attention: Attention) -> int:
@@ -266,11 +292,16 @@ def placed_extrema(
     element within reach.
     """
     sign = 1.0 if largest else -1.0
+    tracked = _is_tracked(positions, features, layout)
+    near = None if tracked else _neighbourhood(positions, layout, attention)
+    if near is not None:
+        found = native.placed_extrema(positions, features, mask, near, attention.values, largest)
+        if found is not None:
+            return found
     batch, length, axes = positions.shape
     elements = torch.cat([positions, features], -1)
     if batch * length == 0 or needs_plain_formula():
         return sign * _plain_maxima(attention, axes, sign, elements, mask, layout)
-    tracked = torch.is_grad_enabled() and any(t.requires_grad for t in (elements, *layout))
     with torch.no_grad():
         best = _maxima(attention, axes, sign, elements, mask, layout)
         if not tracked:

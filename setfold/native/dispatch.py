@@ -8,26 +8,26 @@ or transform is active and that no graph is recorded.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache, reduce
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from setfold.native.library import Kernels, choice
+from setfold.native.library import Kernels, check, choice
+from setfold.native.threads import concatenate, over_threads, total
 
 ATTENTIONS = {"sigmoid": 0, "softmax": 1, "exponential": 2}  # as in attention.h
-NO_MEMORY, NOT_FINITE = 1, 2  # likewise
+NOT_FINITE, BAD_INDEX = 2, 3  # as in export.h
+MAX_NUMBER = (1 << 31) - 1  # the kernel numbers blocks, and pairs of slot and channel, in 32 bits
+INTEGERS = (torch.int64, torch.int32)
 PLAIN = (Tensor, nn.Parameter)  # subclasses may do anything
-THREADED_WORK = 1 << 22  # multiplications of a product from which on threads pay
+LARGEST_MATRIX = 1 << 18  # numbers; a larger one leaves the cache, and torch multiplies faster
 
 
 class Batch(NamedTuple):
     """Sets (B, n, d) in memory, as the kernels read them."""
 
+    tensors: tuple[Tensor | None, ...]  # kept alive while a thread reads them
     start: int
     step: int  # numbers from one set to the next
     mask_start: int | None
@@ -60,37 +60,39 @@ def sums(elements: Tensor, mask: Tensor | None, matrix: Tensor, attention: str) 
         attention: "sigmoid" or "softmax".
     """
     found = _prepare(elements, mask, matrix)
-    if found is None:
+    if found is None or matrix.numel() > LARGEST_MATRIX:
         return None
     library, batch, matrix = found
     width, num_slots = batch.shape[2], matrix.shape[1]
 
     def run(sets: slice, rows: slice) -> Tensor:
-        out = torch.empty(sets.stop - sets.start, num_slots, width + 1, dtype=torch.float64)
+        shape = (sets.stop - sets.start, num_slots, width + 1)
+        out = elements.new_empty(shape, dtype=torch.float64)
         scores = (matrix.data_ptr(), num_slots, ATTENTIONS[attention])
         check(library.sums(*batch.part(sets, rows), *scores, out.data_ptr()))
         return out
 
-    return _over_threads(run, batch.shape, num_slots, torch.add, torch.cat)
+    return over_threads(run, batch.shape, num_slots, torch.add, torch.cat)
 
 
 def softmax(elements: Tensor, mask: Tensor | None, matrix: Tensor) -> tuple[Tensor, Tensor] | None:
     """The peaks m (B, K) of the logits and sum_i exp(l_ij - m_j) [x_i, 1], in float64."""
     found = _prepare(elements, mask, matrix)
-    if found is None:
+    if found is None or matrix.numel() > LARGEST_MATRIX:
         return None
     library, batch, matrix = found
     width, num_slots = batch.shape[2], matrix.shape[1]
 
     def run(sets: slice, rows: slice) -> tuple[Tensor, Tensor]:
-        peaks = torch.empty(sets.stop - sets.start, num_slots, dtype=torch.float64)
-        out = torch.empty(*peaks.shape, width + 1, dtype=torch.float64)
+        shape = (sets.stop - sets.start, num_slots)
+        peaks = elements.new_empty(shape, dtype=torch.float64)
+        out = elements.new_empty(*shape, width + 1, dtype=torch.float64)
         scores = (matrix.data_ptr(), num_slots)
         arguments = batch.part(sets, rows)
         check(library.softmax(*arguments, *scores, peaks.data_ptr(), out.data_ptr()))
         return peaks, out
 
-    return _over_threads(run, batch.shape, num_slots, _join_softmax, _concatenate)
+    return over_threads(run, batch.shape, num_slots, _join_softmax, concatenate)
 
 
 def gradients(
@@ -114,16 +116,16 @@ def gradients(
         need_elements: whether to compute dL/dx; None otherwise.
     """
     found = _prepare(elements, mask, matrix)
-    if found is None:
+    if found is None or matrix.numel() > LARGEST_MATRIX:
         return None
     library, batch, matrix = found
     upstream = upstream.to(torch.float32).contiguous()
     peaks = None if peaks is None else peaks.to(torch.float32).contiguous()
-    elements_grad = torch.empty(elements.shape) if need_elements else None
+    elements_grad = elements.new_empty(elements.shape) if need_elements else None
     (_, length, width), num_slots = elements.shape, matrix.shape[1]
 
     def run(sets: slice, rows: slice) -> Tensor:
-        out = torch.empty(matrix.shape, dtype=torch.float64)
+        out = matrix.new_empty(matrix.shape, dtype=torch.float64)
         to = None if elements_grad is None else elements_grad.data_ptr()
         if to is not None:
             to += 4 * width * (sets.start * length + rows.start)
@@ -138,7 +140,7 @@ def gradients(
         check(result)
         return out
 
-    return elements_grad, _over_threads(run, batch.shape, num_slots, torch.add, _total)
+    return elements_grad, over_threads(run, batch.shape, num_slots, torch.add, total)
 
 
 def extrema(
@@ -164,16 +166,18 @@ def extrema(
         need_winners: whether to find the elements that attain it; None otherwise.
     """
     found = _prepare(elements, mask, matrix)
-    if found is None or values.shape[0] != matrix.shape[0] or not _is_plain(values):
+    if found is None or not is_plain(values) or values.shape[:-1] != matrix.shape[:1]:
         return None
     library, batch, matrix = found
     values = values.contiguous()
     num_slots, dim_out = matrix.shape[1], values.shape[1]
+    if max(num_slots * dim_out, batch.shape[1]) > MAX_NUMBER:
+        return None
     sign = 1.0 if largest else -1.0
 
     def run(sets: slice, rows: slice) -> tuple[Tensor, Tensor | None] | None:
-        best = torch.empty(sets.stop - sets.start, num_slots, dim_out)
-        winners = torch.empty(best.shape, dtype=torch.long) if need_winners else None
+        best = elements.new_empty(sets.stop - sets.start, num_slots, dim_out)
+        winners = best.new_empty(best.shape, dtype=torch.long) if need_winners else None
         result = library.extrema(
             *batch.part(sets, rows),
             *(matrix.data_ptr(), num_slots, ATTENTIONS[attention]),
@@ -192,7 +196,7 @@ def extrema(
         pairs = zip(left, right, strict=True)
         return tuple(None if a is None else torch.where(wins, b, a) for a, b in pairs)
 
-    return _over_threads(run, batch.shape, num_slots * dim_out, better, _concatenate)
+    return over_threads(run, batch.shape, num_slots * dim_out, better, concatenate)
 
 
 def ragged_sums(
@@ -200,20 +204,27 @@ def ragged_sums(
 ) -> Tensor | None:
     """`sums` (S, K, d + 1) of ragged rows (N, d), with the set of each row in `index` (N,).
 
-    The caller has checked that the index is from 0 to S - 1.
+    None, too, if an index is not from 0 to S - 1.
     """
     library = choice.kernels
-    fits = elements.dim() == 2 and matrix.dim() == 2 and matrix.shape[0] == elements.shape[1] + 1
-    if library is None or not fits or not (_is_plain(elements) and _is_plain(matrix)):
+    if library is None or elements.dim() != 2 or not is_plain(elements):
         return None
-    if not elements.is_contiguous() or index.shape != elements.shape[:1]:
+    if (
+        not _fits(elements, matrix)
+        or not elements.is_contiguous()
+        or matrix.numel() > LARGEST_MATRIX
+    ):
+        return None
+    if index.shape != elements.shape[:1] or index.dtype not in INTEGERS or not index.is_cpu:
         return None
     matrix, index = matrix.contiguous(), index.to(torch.long).contiguous()
-    out = torch.zeros(batch_size, matrix.shape[1], matrix.shape[0], dtype=torch.float64)
+    out = matrix.new_zeros(batch_size, *matrix.shape[::-1], dtype=torch.float64)
     result = library.ragged_sums(
         *(elements.data_ptr(), index.data_ptr(), *elements.shape, batch_size),
         *(matrix.data_ptr(), matrix.shape[1], ATTENTIONS[attention], out.data_ptr()),
     )
+    if result == BAD_INDEX:
+        return None
     check(result)
     return out
 
@@ -225,12 +236,12 @@ def one_set_sums(elements: Tensor, matrix: Tensor, attention: str) -> Tensor | N
     contiguous.
     """
     library = choice.kernels
-    if library is None or not (_is_plain(elements) and elements.is_contiguous()):
+    if library is None or not (is_plain(elements) and elements.is_contiguous()):
         return None
     (_, length, width), (numbers, num_slots) = elements.shape, matrix.shape
     if numbers != width + 1:
         return None
-    out = torch.empty(1, num_slots, numbers, dtype=torch.float64)
+    out = elements.new_empty(1, num_slots, numbers, dtype=torch.float64)
     result = library.sums(
         *(elements.data_ptr(), 0, None, 0, 1, length, width),
         *(matrix.data_ptr(), num_slots, ATTENTIONS[attention], out.data_ptr()),
@@ -247,13 +258,13 @@ def encode(
     Matrix and values (d + 1, d_out) are those that an encoder derived from its weights.
     """
     library = choice.kernels
-    if library is None or not (_is_plain(elements) and elements.is_contiguous()):
+    if library is None or not (is_plain(elements) and elements.is_contiguous()):
         return None
     (_, length, width), (numbers, num_slots) = elements.shape, matrix.shape
     (rows, dim_out) = values.shape
     if not numbers == rows == width + 1:
         return None
-    out = torch.empty(1, num_slots, dim_out)
+    out = elements.new_empty(1, num_slots, dim_out)
     result = library.encode(
         *(elements.data_ptr(), length, width, matrix.data_ptr(), num_slots, ATTENTIONS[attention]),
         *(values.data_ptr(), dim_out, divisor, out.data_ptr()),
@@ -264,16 +275,17 @@ def encode(
 
 def totals(elements: Tensor, mask: Tensor | None) -> Tensor | None:
     """The sums (B, d) of the elements (B, n, d) of each set, in float64."""
-    library, batch = choice.kernels, _batch(elements, mask)
+    library, batch = choice.kernels, batch_of(elements, mask)
     if library is None or batch is None:
         return None
 
     def run(sets: slice, rows: slice) -> Tensor:
-        out = torch.empty(sets.stop - sets.start, batch.shape[2], dtype=torch.float64)
+        shape = (sets.stop - sets.start, batch.shape[2])
+        out = elements.new_empty(shape, dtype=torch.float64)
         check(library.totals(*batch.part(sets, rows), out.data_ptr()))
         return out
 
-    return _over_threads(run, batch.shape, 1, torch.add, torch.cat)
+    return over_threads(run, batch.shape, 1, torch.add, torch.cat)
 
 
 def _prepare(
@@ -281,17 +293,15 @@ def _prepare(
 ) -> tuple[Kernels, Batch, Tensor] | None:
     """The kernels and what they read; None if they cannot."""
     library = choice.kernels
-    if library is None or matrix.dim() != 2 or not _is_plain(matrix):
-        return None
-    batch = _batch(elements, mask)
-    if batch is None or batch.shape[2] + 1 != matrix.shape[0]:
+    batch = batch_of(elements, mask)
+    if library is None or batch is None or not _fits(elements, matrix):
         return None
     return library, batch, matrix.contiguous()
 
 
-def _batch(elements: Tensor, mask: Tensor | None) -> Batch | None:
-    """Where the elements (B, n, d) and the mask (B, n) are; None if kernels cannot read them."""
-    if elements.dim() != 3 or not _is_plain(elements):
+def batch_of(elements: Tensor, mask: Tensor | None) -> Batch | None:
+    """Elements (B, n, d) and their mask (B, n) as the kernels read them; None if they cannot."""
+    if elements.dim() != 3 or not is_plain(elements):
         return None
     batch_size, length, width = elements.shape
     if not elements.is_contiguous() and elements.stride()[1:] != (width, 1):
@@ -299,9 +309,10 @@ def _batch(elements: Tensor, mask: Tensor | None) -> Batch | None:
     if mask is not None:
         if mask.shape != (batch_size, length) or mask.dtype != torch.bool or not mask.is_cpu:
             return None
-        if mask.stride(1) != 1:
+        if type(mask) not in PLAIN or mask.layout != torch.strided or mask.stride(1) != 1:
             return None
     return Batch(
+        (elements, mask),
         elements.data_ptr(),
         elements.stride(0),
         None if mask is None else mask.data_ptr(),
@@ -310,7 +321,15 @@ def _batch(elements: Tensor, mask: Tensor | None) -> Batch | None:
     )
 
 
-def _is_plain(tensor: Tensor) -> bool:
+def _fits(elements: Tensor, matrix: Tensor) -> bool:
+    """Whether a kernel can multiply elements (..., d) with a matrix (d + 1, K)."""
+    if matrix.dim() != 2 or not is_plain(matrix):
+        return False
+    return matrix.shape[0] == elements.shape[-1] + 1 and matrix.shape[1] > 0
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor is an array of float32 in memory."""
     return (
         type(tensor) in PLAIN
         and tensor.dtype == torch.float32
@@ -318,66 +337,6 @@ def _is_plain(tensor: Tensor) -> bool:
         and tensor.layout == torch.strided
         and not tensor.is_neg()
     )
-
-
-def check(result: int) -> None:
-    """Raise MemoryError if a kernel returned that it could not allocate its buffers."""
-    if result == NO_MEMORY:
-        raise MemoryError("a kernel of setfold could not allocate its buffers.")
-    assert result == 0
-
-
-# ---- threads ------------------------------------------------------------------------------------
-
-
-def _over_threads(
-    run: Callable[[slice, slice], Any],
-    shape: tuple[int, int, int],
-    width: int,
-    join: Callable[[Any, Any], Any],
-    gather: Callable[[list[Any]], Any],
-) -> Any:
-    """Run a kernel, on parts of a large batch in as many threads as torch has.
-
-    Args:
-        run: the kernel, on some rows of some sets. It releases the lock of the interpreter.
-        shape: (B, n, d).
-        width: products for each number of an element.
-        join: combines the results of two parts of the same sets.
-        gather: combines the results of different sets.
-    """
-    batch_size, length, dim = shape
-    work = batch_size * length * dim * width
-    threads = min(torch.get_num_threads(), work // THREADED_WORK) if work > THREADED_WORK else 1
-    if threads < 2:
-        return run(slice(0, batch_size), slice(0, length))
-    by_sets = batch_size >= threads
-    total = batch_size if by_sets else length
-    cuts = [slice(total * i // threads, total * (i + 1) // threads) for i in range(threads)]
-    whole = slice(0, length if by_sets else batch_size)
-    parts = [(cut, whole) if by_sets else (whole, cut) for cut in cuts]
-    results = list(_pool(threads).map(lambda part: run(*part), parts))
-    return gather(results) if by_sets else reduce(join, results)
-
-
-@lru_cache(1)
-def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, "setfold-kernels")
-
-
-if hasattr(os, "register_at_fork"):  # a child has none of the threads
-    os.register_at_fork(after_in_child=_pool.cache_clear)
-
-
-def _total(results: list[Tensor]) -> Tensor:
-    return reduce(torch.add, results)
-
-
-def _concatenate(results: list[Any]) -> Any:
-    if any(result is None for result in results):
-        return None
-    parts = zip(*results, strict=True)
-    return tuple(None if part[0] is None else torch.cat(part) for part in parts)
 
 
 def _join_softmax(

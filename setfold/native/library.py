@@ -11,7 +11,7 @@ import platform
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from setfold.errors import InputError
 from setfold.native.build import digest_of, instruction_sets, library_in_place
@@ -35,10 +35,14 @@ SIGNATURES: dict[str, list[Any]] = {  # as in the sources
     "extrema": [*_BATCH, *_SCORES, _POINTER, _INTEGER, _FLOAT, _POINTER, _POINTER],
     "totals": [*_BATCH, _POINTER],
     "ragged_sums": [_POINTER, _POINTER, *[_INTEGER] * 3, *_SCORES, _POINTER],
+    "placed_sums": [_POINTER, _POINTER, _CHOICE, _POINTER],
+    "placed_extrema": [_POINTER, _POINTER, _FLOAT, _POINTER],
     "stack_columns": [_POINTER, _POINTER, _INTEGER, _INTEGER, _POINTER],
     "add_at": [_POINTER, _POINTER, _INTEGER, _INTEGER, _POINTER],
     "encode_ids": [_POINTER, _INTEGER, _POINTER, _POINTER, _POINTER],
 }
+NO_MEMORY = 1  # as in export.h
+SLOW = "base"  # an instruction set that is used only if it is asked for
 
 
 class Kernels(NamedTuple):
@@ -52,6 +56,8 @@ class Kernels(NamedTuple):
     extrema: Callable[..., int]
     totals: Callable[..., int]
     ragged_sums: Callable[..., int]
+    placed_sums: Callable[..., int]
+    placed_extrema: Callable[..., int]
     stack_columns: Callable[..., int]
     add_at: Callable[..., int]
     encode_ids: Callable[..., int]
@@ -78,7 +84,10 @@ class Choice:
                     f"{VARIABLE} must be 0 or one of {', '.join(names)}, the instruction sets of "
                     f"this CPU; got {wanted!r}."
                 )
-            self.use(wanted or names[-1])
+            if not wanted and names == [SLOW]:
+                self.reason = "this CPU has no AVX2, and without it torch's kernels are faster"
+            else:
+                self.use(wanted or names[-1])
 
     def use(self, isa: str | None) -> None:
         self.kernels = None
@@ -96,6 +105,8 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
     if not path.exists():
         return None, "they were not compiled when setfold was installed; see docs/installing.md"
     try:
+        if not _is_whole(path):
+            raise OSError("the file is truncated")
         library = ctypes.CDLL(str(path))
         library.setfold_sources.restype = ctypes.c_char_p
         current = library.setfold_sources().decode() == digest_of(SOURCES)
@@ -106,6 +117,19 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
     return library, ""
 
 
+def _is_whole(path: Path) -> bool:
+    """Whether an ELF file is as long as its header says: loading a truncated one ends the process."""
+    with path.open("rb") as file:
+        header = file.read(64)
+    if header[:5] != b"\x7fELF\x02":  # 64 bits
+        return True
+    order: Literal["little", "big"] = "little" if header[5:6] == b"\x01" else "big"
+    sections, size, number = (
+        int.from_bytes(header[start:stop], order) for start, stop in ((40, 48), (58, 60), (60, 62))
+    )
+    return path.stat().st_size >= sections + size * number  # the last thing in the file
+
+
 def supported(library: ctypes.CDLL) -> list[str]:
     """The instruction sets that this CPU supports, the fastest last."""
     names = instruction_sets(platform.machine())
@@ -113,6 +137,13 @@ def supported(library: ctypes.CDLL) -> list[str]:
 
 
 choice = Choice()
+
+
+def check(result: int) -> None:
+    """Raise MemoryError if a kernel returned that it could not allocate its buffers."""
+    if result == NO_MEMORY:
+        raise MemoryError("a kernel of setfold could not allocate its buffers.")
+    assert result == 0
 
 
 def available() -> list[str]:

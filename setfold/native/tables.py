@@ -12,8 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from setfold.native.dispatch import check
-from setfold.native.library import choice
+from setfold.native.library import check, choice
 
 KINDS = {  # as in rows.c
     np.dtype(name): kind

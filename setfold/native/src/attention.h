@@ -45,16 +45,20 @@ HELPER Scores make_scores(Scratch *scratch, const float *matrix, int64_t dim, in
 /* sigmoid(x), at least 1e-38; NaN for NaN. */
 INLINE vec sigmoid(vec x) { return reciprocal(1.0f + exponential(smaller(spread(87.0f), -x))); }
 
-/* The numerators of one row of logits, in place, and their sums by lane. */
-INLINE vec activate(const int attention, const Scores *scores, float *row, float peak) {
+/* The numerators of one row of logits, in place, and their sums by lane. If `bare`, EPSILON is left
+ * out of what is stored: the slope of a small sigmoid would be lost in the rounding of the sum. */
+INLINE vec activate(const int attention, const int bare, const Scores *scores, float *row,
+                    float peak) {
     vec sum = spread(0);
     for (int64_t v = 0; v < scores->width; v += LANES) {
-        vec x = load(row + v), a;
-        if (attention == SIGMOID)
-            a = (sigmoid(x) + EPSILON) * load(scores->real + v);
-        else
-            a = exponential(x - peak);
-        store(row + v, a);
+        vec x = load(row + v), a, kept;
+        if (attention == SIGMOID) {
+            kept = sigmoid(x);
+            a = (kept + EPSILON) * load(scores->real + v);
+        } else {
+            kept = a = exponential(x - peak);
+        }
+        store(row + v, bare ? kept : a);
         sum += a;
     }
     return sum;
@@ -68,8 +72,8 @@ INLINE vec row_peak(const Scores *scores, const float *row) {
 
 /* Activate `rows` rows, at most LANES; write the factors that make each sum to 1. Several rows are
  * reduced at once, which takes a fraction of the time of as many reductions. */
-INLINE void activate_rows(const int attention, const Scores *scores, float *logits, int rows,
-                          float factors[LANES]) {
+INLINE void activate_rows(const int attention, const int bare, const Scores *scores, float *logits,
+                          int rows, float factors[LANES]) {
     int64_t width = scores->width;
     float peaks[LANES] = {0};
     vec found[LANES];
@@ -80,7 +84,7 @@ INLINE void activate_rows(const int attention, const Scores *scores, float *logi
         store(peaks, row_maxima(found));
     }
     for (int j = 0; j < rows; j++)
-        found[j] = activate(attention, scores, logits + j * width, peaks[j]);
+        found[j] = activate(attention, bare, scores, logits + j * width, peaks[j]);
     store(factors, 1.0f / row_sums(found));
 }
 
@@ -90,7 +94,7 @@ INLINE void weigh_with(const int attention, const Scores *scores, float *logits,
     for (int64_t i = 0; i < rows; i += LANES) {
         int some = rows - i < LANES ? (int)(rows - i) : LANES;
         float factors[LANES];
-        activate_rows(attention, scores, logits + i * width, some, factors);
+        activate_rows(attention, 0, scores, logits + i * width, some, factors);
         for (int j = 0; j < some; j++) {
             float *row = logits + (i + j) * width, factor = factors[j];
             if (shown && !shown[i + j]) factor = 0;
@@ -110,29 +114,27 @@ HELPER void weigh(const Scores *scores, float *logits, int64_t rows, const uint8
 
 INLINE void weigh_back_with(const int attention, const Scores *scores, float *logits, float *grads,
                             int64_t rows, const uint8_t *shown) {
+    const float added = attention == SIGMOID ? EPSILON : 0; /* to numerators */
     int64_t width = scores->width;
     for (int64_t i = 0; i < rows; i += LANES) {
         int some = rows - i < LANES ? (int)(rows - i) : LANES;
         float factors[LANES], shared[LANES], *block = logits + i * width, *grad = grads + i * width;
-        activate_rows(attention, scores, block, some, factors);
+        activate_rows(attention, 1, scores, block, some, factors);
         vec found[LANES];
         if (some < LANES)
             for (int j = some; j < LANES; j++) found[j] = spread(0);
         for (int j = 0; j < some; j++) {
             found[j] = spread(0);
             for (int64_t v = j * width; v < (j + 1) * width; v += LANES)
-                found[j] += load(block + v) * load(grad + v);
+                found[j] += (load(block + v) + added) * load(grad + v);
         }
         store(shared, row_sums(found) * load(factors));
         for (int j = 0; j < some; j++) {
             float factor = factors[j], common = shared[j];
             if (shown && !shown[i + j]) factor = common = 0;
             for (int64_t v = j * width, k = 0; k < width; v += LANES, k += LANES) {
-                vec a = load(block + v), weight = a * factor, slope = weight;
-                if (attention == SIGMOID) {
-                    vec s = a - EPSILON;
-                    slope = s * (1.0f - s) * factor * load(scores->real + k);
-                }
+                vec a = load(block + v), weight = (a + added) * factor, slope = weight;
+                if (attention == SIGMOID) slope = a * (1.0f - a) * factor * load(scores->real + k);
                 store(block + v, weight);
                 store(grad + v, (load(grad + v) - common) * slope);
             }

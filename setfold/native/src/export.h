@@ -15,6 +15,6 @@
 #define KERNEL(name) PUBLIC int JOIN(name, ISA)
 
 /* What a kernel returns. */
-enum { DONE = 0, NO_MEMORY = 1, NOT_FINITE = 2 };
+enum { DONE = 0, NO_MEMORY = 1, NOT_FINITE = 2, BAD_INDEX = 3 };
 
 #endif

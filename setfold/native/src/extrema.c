@@ -174,6 +174,8 @@ KERNEL(setfold_extrema)(const float *elements, int64_t step, const uint8_t *show
                 best[place + k * out + c] = sign * search.best[k * wide + c];
         if (winners && length)
             find_winners(&search, x, some, length, out, first, next, winners + place);
+        else if (winners)
+            memset(winners + place, 0, slots * out * sizeof(int64_t));
     }
     free(scratch.block);
     return sum_of(bad) == 0 ? DONE : NOT_FINITE;

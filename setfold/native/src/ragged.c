@@ -13,6 +13,13 @@ static void sort_rows(const int64_t *index, int64_t rows, int64_t sets, int64_t 
     for (int64_t i = 0; i < rows; i++) order[ends[index[i]]++] = i;
 }
 
+/* Whether all indices are from 0 to sets - 1. */
+static int in_range(const int64_t *index, int64_t rows, int64_t sets) {
+    int found = 1;
+    for (int64_t i = 0; i < rows; i++) found &= (uint64_t)index[i] < (uint64_t)sets;
+    return found;
+}
+
 static int is_sorted(const int64_t *index, int64_t rows) {
     for (int64_t i = 1; i < rows; i++)
         if (index[i] < index[i - 1]) return 0;
@@ -58,6 +65,7 @@ KERNEL(setfold_ragged_sums)(const float *elements, const int64_t *index, int64_t
                             int64_t sets, const float *matrix, int64_t slots, int attention,
                             double *sums) {
     int64_t width = padded(slots), block = block_rows(dim, width);
+    if (!in_range(index, rows, sets)) return BAD_INDEX;
     int sorted = is_sorted(index, rows);
     Scratch scratch;
     if (!allocate(&scratch, room_of_scores(dim, slots) + room_of(block * width * 4) +
