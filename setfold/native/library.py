@@ -41,7 +41,6 @@ SIGNATURES: dict[str, list[Any]] = {  # as in the sources
     "add_at": [_POINTER, _POINTER, _INTEGER, _INTEGER, _POINTER],
     "encode_ids": [_POINTER, _INTEGER, _POINTER, _POINTER, _POINTER],
 }
-NO_MEMORY = 1  # as in export.h
 SLOW = "base"  # an instruction set that is used only if it is asked for
 
 
@@ -137,13 +136,6 @@ def supported(library: ctypes.CDLL) -> list[str]:
 
 
 choice = Choice()
-
-
-def check(result: int) -> None:
-    """Raise MemoryError if a kernel returned that it could not allocate its buffers."""
-    if result == NO_MEMORY:
-        raise MemoryError("a kernel of setfold could not allocate its buffers.")
-    assert result == 0
 
 
 def available() -> list[str]:

@@ -119,7 +119,7 @@ def test_large_matrices_are_left_to_torch(monkeypatch):
 
 def test_no_memory_is_reported():
     with pytest.raises(MemoryError, match="buffers"):
-        library.check(library.NO_MEMORY)
+        dispatch.check(dispatch.NO_MEMORY)
 
 
 # ---- loading ------------------------------------------------------------------------------------
