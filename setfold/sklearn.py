@@ -129,7 +129,9 @@ class _Predictor(_SetEstimator):
         chosen = split(None, targets, (self.validation, 0.0), seed)
         self._fit_columns(sets, chosen == TRAINING, self.scale)
         data = self._data(sets, targets)
-        training, other = (_taken(data, chosen == own) for own in (TRAINING, VALIDATION))
+        training, other = (
+            data.chosen(np.flatnonzero(chosen == own)) for own in (TRAINING, VALIDATION)
+        )
         settings = Settings(
             self.epochs,
             self.batch_sets,
@@ -378,14 +380,6 @@ def _plain_labels(classes: np.ndarray) -> list[str] | list[int] | list[bool]:
     if classes.dtype.kind == "b":
         return [bool(label) for label in classes]
     return [str(label) for label in classes]
-
-
-def _taken(data: SetDataset, chosen: np.ndarray) -> SetDataset:
-    """Some sets of a data set."""
-    lengths = data.lengths
-    offsets = np.concatenate([[0], np.cumsum(lengths[chosen])]).astype(np.int64)
-    ids = [name for name, own in zip(data.ids, chosen, strict=True) if own]
-    return SetDataset(ids, data.elements[np.repeat(chosen, lengths)], offsets, data.targets[chosen])
 
 
 def constant_columns(names: Sequence[str]) -> Columns:

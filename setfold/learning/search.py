@@ -1,4 +1,9 @@
-"""Train candidates under a time budget, and keep the one that is best on the validation sets."""
+"""Train candidates under a time budget, and keep the one that is best on sets held out.
+
+Folds hold sets out: one fold holds out a validation split; several folds hold out each set once, so
+that few sets are enough to choose by. With several folds, the chosen candidate is trained once more
+on all sets, for as many epochs as the folds needed.
+"""
 
 from __future__ import annotations
 
@@ -7,26 +12,60 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from setfold.core.persist import write_atomically
 from setfold.learning.baselines import (
+    Baseline,
+    LinearFits,
     copy_linear,
+    fit_baselines,
     fit_linear,
     fit_scales,
     statistics_of,
 )
-from setfold.learning.candidates import STATISTICS, Model, build_model
+from setfold.learning.candidates import (
+    INSTANCES,
+    STATISTICS,
+    Design,
+    Model,
+    build_model,
+    build_plain,
+)
 from setfold.learning.dataset import SetDataset
 from setfold.learning.loop import History, Progress, Settings, fit, predict
 from setfold.learning.metrics import Predictions, loss_of
-from setfold.preprocessing.columns import Columns
-from setfold.preprocessing.targets import Target, target_of
 
 MIN_EPOCHS, MAX_EPOCHS = 5, 300
+
+
+@dataclass(frozen=True)
+class Material:
+    """The sets of a search.
+
+    Args:
+        known: The sets to learn from.
+        folds: The fold that holds out each of these, (n,); -1 for sets that no fold holds out.
+        test: Other sets, for the reported numbers only. If there are none, the reported numbers are
+            of the sets that the folds hold out.
+    """
+
+    known: SetDataset
+    folds: np.ndarray
+    test: SetDataset
+
+    @property
+    def number(self) -> int:
+        """The number of folds."""
+        return 1 + int(self.folds.max())
+
+    @property
+    def reported(self) -> SetDataset:
+        """The sets of the reported numbers."""
+        return self.test if len(self.test) else self.known.chosen(np.flatnonzero(self.folds >= 0))
 
 
 @dataclass(frozen=True)
@@ -36,9 +75,9 @@ class Trial:
     Args:
         name: Its name.
         model: The model, in evaluation mode.
-        loss: Its loss on the validation sets, by which candidates are compared.
-        found: What it predicts for the test sets.
-        history: The course of its training; None if it was not trained by steps.
+        loss: Its loss on the sets held out, by which candidates are compared.
+        found: What it predicts for the reported sets.
+        histories: The course of its training on each fold; empty if it was not trained by steps.
         seconds: How long it took.
     """
 
@@ -46,7 +85,7 @@ class Trial:
     model: Model
     loss: float
     found: Predictions
-    history: History | None
+    histories: list[History]
     seconds: float
 
 
@@ -55,30 +94,23 @@ class Search:
     """What was tried.
 
     Args:
-        best: The candidate with the least validation loss.
+        best: The candidate with the least loss on the sets held out.
         trials: All candidates.
-        linear: The fitted linear model of plain statistics.
-        statistics: Standardized statistics and labels of the sets for training, validation and
-            test, for baselines.
+        baselines: What one would do without a set encoder.
     """
 
     best: Trial
     trials: list[Trial]
-    linear: Any
-    statistics: list[tuple[np.ndarray, np.ndarray]]
+    baselines: list[Baseline]
 
 
 def search(
     names: Sequence[str],
-    columns: Columns,
-    target: Target,
-    training: SetDataset,
-    validation: SetDataset,
-    test: SetDataset,
+    design: Design,
+    data: Material,
     settings: Settings,
     *,
-    center: Sequence[str] = (),
-    seconds: float,
+    seconds: float = 0.0,
     epochs: int | None = None,
     folder: Path | None = None,
     progress: Callable[[str, Progress], None] | None = None,
@@ -87,107 +119,148 @@ def search(
 
     Args:
         names: The candidates.
-        columns: The columns of the table.
-        target: What to predict.
-        training: The training sets.
-        validation: The sets that choose: between candidates, when to stop, how to regularize.
-        test: The sets for which the predictions are returned.
+        design: What they share.
+        data: The sets.
         settings: How to train. The number of epochs follows from the time.
-        center: Columns to center in each set.
         seconds: The time for all candidates together.
         epochs: The number of epochs of each candidate; None to derive it from the time.
         folder: A folder for checkpoints. Trainings that it contains are continued.
         progress: Called after every step, with the name of the candidate.
     """
-    rows = settings.batch_rows
-    torch.manual_seed(settings.seed)
-    plain = build_model(STATISTICS, columns, target, center)
-    splits = (training, validation, test)
-    readouts = [statistics_of(plain, data, rows) for data in splits]
-    scale = fit_scales(plain, readouts[0])
-    tables = [scale(found).double().numpy() for found in readouts]
-    pairs = [(table, data.targets) for table, data in zip(tables, splits, strict=True)]
-    linear = fit_linear(target, pairs[0], pairs[1], settings.balanced)
-    copy_linear(plain, linear, target)
-    trials = []
-    for name in dict.fromkeys(names):
-        started = time.monotonic()
-        if name == STATISTICS:
-            trials.append(_trial(name, plain, validation, test, None, started, rows))
-            continue
+    return _Search(design, data, settings, folder, progress).run(names, seconds, epochs)
+
+
+class _Search:
+    def __init__(
+        self,
+        design: Design,
+        data: Material,
+        settings: Settings,
+        folder: Path | None,
+        progress: Callable[[str, Progress], None] | None,
+    ) -> None:
+        self.design, self.data, self.settings = design, data, settings
+        self.folder, self.progress = folder, progress
         torch.manual_seed(settings.seed)
-        model = build_model(name, columns, target, center)
-        fit_scales(model, statistics_of(model, training, rows))
-        copy_linear(model, linear, target)
-        path = None if folder is None else folder / f"{name}.safetensors"
-        plan = replace(
-            settings,
-            epochs=epochs
-            or _plan_epochs(model, training, settings, seconds / len(names), folder, name),
+        self.plain, rows = build_plain(design), settings.batch_rows
+        self.statistics = statistics_of(self.plain, data.known, rows)
+        self.linear: LinearFits = fit_linear(
+            design.target, self.statistics, data.known.targets, data.folds, settings.balanced
         )
-        note = None if progress is None else _named(progress, name)
-        history = fit(model, training, validation, plan, checkpoint=path, progress=note)
-        trials.append(_trial(name, model, validation, test, history, started, rows))
-    best = min(trials, key=lambda trial: trial.loss)
-    return Search(best, trials, linear, pairs)
 
+    def run(self, names: Sequence[str], seconds: float, epochs: int | None) -> Search:
+        each = seconds / len(names)
+        trials = [
+            self._statistics() if name == STATISTICS else self._train(name, each, epochs)
+            for name in dict.fromkeys(names)
+        ]
+        return Search(min(trials, key=lambda trial: trial.loss), trials, self._baselines())
 
-def _trial(
-    name: str,
-    model: Model,
-    validation: SetDataset,
-    test: SetDataset,
-    history: History | None,
-    started: float,
-    rows: int,
-) -> Trial:
-    target = target_of(model)
-    assert target is not None
-    loss = loss_of(target, predict(model, validation, rows))
-    seconds = time.monotonic() - started
-    return Trial(name, model, loss, predict(model, test, rows), history, seconds)
+    def _baselines(self) -> list[Baseline]:
+        test, known = self.data.test, self.data.known
+        unseen = None
+        if len(test):
+            unseen = statistics_of(self.plain, test, self.settings.batch_rows), test.targets
+        return fit_baselines(
+            self.design.target,
+            (self.statistics, known.targets),
+            unseen,
+            self.data.folds,
+            self.linear,
+            self.settings.seed,
+        )
 
+    def _statistics(self) -> Trial:
+        started = time.monotonic()
+        fit_scales(self.plain, self.statistics)
+        copy_linear(self.plain, self.linear.whole, self.design.target)
+        return self._trial(STATISTICS, self.plain, self.linear.held, [], started)
 
-def _named(progress: Callable[[str, Progress], None], name: str) -> Callable[[Progress], None]:
-    return lambda now: progress(name, now)
+    def _train(self, name: str, seconds: float, epochs: int | None) -> Trial:
+        started, settings, data = time.monotonic(), self.settings, self.data
+        model = self._begin(name, self._seen(0), self.linear.by_fold[0])
+        if epochs is None:
+            number = data.number + (data.number > 1)
+            epochs = self._plan_epochs(name, model, seconds / number)
+        plan, histories, scores = replace(settings, epochs=epochs), [], {}
+        for fold in range(data.number):
+            seen, held = self._seen(fold), data.folds == fold
+            model = self._begin(name, seen, self.linear.by_fold[fold])
+            out = data.known.chosen(np.flatnonzero(held))
+            training = data.known.chosen(np.flatnonzero(seen))
+            histories.append(self._fit(f"{name}-{fold}", model, training, out, plan))
+            found = predict(model, out, settings.batch_rows)
+            scores |= dict(zip(np.flatnonzero(held).tolist(), found.scores, strict=True))
+        places = sorted(scores)
+        guesses = Predictions(np.stack([scores[i] for i in places]), data.known.targets[places])
+        if data.number > 1:
+            model = self._train_on_all(name, plan, histories)
+        return self._trial(name, model, guesses, histories, started)
 
+    def _train_on_all(self, name: str, plan: Settings, histories: Sequence[History]) -> Model:
+        """Train on all sets, for as many epochs as the folds needed."""
+        epochs = int(np.median([one.epochs[int(np.argmin(one.validation))] for one in histories]))
+        everything = np.ones(len(self.data.known), bool)
+        model = self._begin(name, everything, self.linear.whole)
+        if epochs:
+            last = replace(plan, epochs=epochs, patience=epochs)
+            self._fit(f"{name}-all", model, self.data.known, self.data.known, last)
+        return model.eval()
 
-def _plan_epochs(
-    model: Model,
-    training: SetDataset,
-    settings: Settings,
-    seconds: float,
-    folder: Path | None,
-    name: str,
-) -> int:
-    """Return how many epochs fit into a time.
+    def _seen(self, fold: int) -> np.ndarray:
+        """Which sets are for training in a fold."""
+        return self.data.folds != fold
 
-    The number is written to the folder, so that a resumed training has the same.
-    """
-    path = None if folder is None else folder / f"{name}.json"
-    if path is not None and path.exists():
-        return int(json.loads(path.read_text())["epochs"])
-    weights = {n: t.clone() for n, t in model.state_dict().items()}
-    once = replace(settings, epochs=1)
-    some = np.random.default_rng(settings.seed).permutation(len(training))[
-        : 4 * settings.batch_sets
-    ]
-    part = _subset(training, some)
-    few = _subset(part, np.arange(min(len(part), 2)))
-    fit(model, few, few, once)  # first calls take longer
-    started = time.monotonic()
-    fit(model, part, few, once)
-    each = (time.monotonic() - started) * len(training) / len(part)
-    model.load_state_dict(weights)
-    epochs = int(min(MAX_EPOCHS, max(MIN_EPOCHS, seconds / (1.3 * each))))
-    if path is not None:
-        write_atomically(path, json.dumps({"epochs": epochs}).encode())
-    return epochs
+    def _begin(self, name: str, seen: np.ndarray, linear: object) -> Model:
+        """Build a candidate that starts from a linear model of the statistics."""
+        torch.manual_seed(self.settings.seed)
+        model = build_model(name, self.design, self.statistics[seen])
+        training = self.data.known.chosen(np.flatnonzero(seen))
+        fit_scales(model, statistics_of(model, training, self.settings.batch_rows))
+        if name != INSTANCES:
+            copy_linear(model, linear, self.design.target)
+        return model
 
+    def _fit(
+        self, label: str, model: Model, training: SetDataset, out: SetDataset, plan: Settings
+    ) -> History:
+        path = None if self.folder is None else self.folder / f"{label}.safetensors"
+        progress = self.progress
+        note = None if progress is None else (lambda now: progress(label, now))
+        return fit(model, training, out, plan, checkpoint=path, progress=note)
 
-def _subset(data: SetDataset, numbers: np.ndarray) -> SetDataset:
-    """Some sets of a data set, copied."""
-    elements = [data.rows(int(number)).numpy() for number in numbers]
-    offsets = np.concatenate([[0], np.cumsum([len(one) for one in elements])]).astype(np.int64)
-    ids = [data.ids[int(number)] for number in numbers]
-    return SetDataset(ids, np.concatenate(elements), offsets, data.targets[numbers])
+    def _trial(
+        self,
+        name: str,
+        model: Model,
+        held: Predictions,
+        histories: list[History],
+        started: float,
+    ) -> Trial:
+        found, seconds = held, time.monotonic() - started
+        if len(self.data.test):
+            found = predict(model, self.data.test, self.settings.batch_rows)
+        loss = loss_of(self.design.target, held)
+        return Trial(name, model, loss, found, histories, seconds)
+
+    def _plan_epochs(self, name: str, model: Model, seconds: float) -> int:
+        """Return how many epochs fit into a time.
+
+        The number is written to the folder, so that a resumed training has the same.
+        """
+        path = None if self.folder is None else self.folder / f"{name}.json"
+        if path is not None and path.exists():
+            return int(json.loads(path.read_text())["epochs"])
+        settings, known = self.settings, self.data.known
+        some = np.random.default_rng(settings.seed).permutation(len(known))
+        part = known.chosen(some[: 4 * settings.batch_sets])
+        few = part.chosen(np.arange(min(len(part), 2)))
+        once = replace(settings, epochs=1)
+        fit(model, few, few, once)  # first calls take longer
+        started = time.monotonic()
+        fit(model, part, few, once)
+        each = (time.monotonic() - started) * len(known) / len(part)
+        epochs = int(min(MAX_EPOCHS, max(MIN_EPOCHS, seconds / (1.3 * each))))
+        if path is not None:
+            write_atomically(path, json.dumps({"epochs": epochs}).encode())
+        return epochs

@@ -10,62 +10,82 @@ from setfold.errors import InputError
 from setfold.learning.labels import Labels, encode_targets, target_from
 from setfold.preprocessing.targets import Quantity, Target
 
-TRAINING, VALIDATION, TEST = range(3)
+TRAINING, TEST = -1, -2  # other sets are numbered by the fold that holds them out
+FEW = 300  # with fewer sets, one validation split is too small to choose by
+FOLDS = 3
 
 
 def assign_splits(
-    labels: Labels, target: str, task: str | None, shares: tuple[float, float], seed: int
+    labels: Labels,
+    target: str,
+    task: str | None,
+    shares: tuple[float, float],
+    folds: int | None,
+    seed: int,
 ) -> tuple[Target, dict[str, int]]:
     """Return what to predict, and the split of each set that has a label.
 
     Args:
         labels: The labels.
         target: The name of the target.
-        task: "classification" or "regression"; None to infer it.
+        task: The kind of the target; None to infer it.
         shares: The shares of validation and test.
+        folds: How many folds hold out sets; None for several if there are few sets.
         seed: Of the choice.
     """
     names, values = list(labels.values), list(labels.values.values())
     goal = target_from(target, values, task)
     groups = None if labels.groups is None else [labels.groups[name] for name in names]
-    found = split(groups, encode_targets(goal, values), shares, seed).tolist()
-    if isinstance(goal, Quantity):  # mean and deviation of the training sets alone
+    if folds is None:
+        folds = FOLDS if len(names) < FEW else 1
+    found = split(groups, encode_targets(goal, values), shares, folds, seed).tolist()
+    if isinstance(goal, Quantity):  # mean and deviation without the test sets
         pairs = zip(values, found, strict=True)
-        goal = target_from(target, [v for v, own in pairs if own == TRAINING], "regression")
+        goal = target_from(target, [v for v, own in pairs if own != TEST], "regression")
     return goal, dict(zip(names, found, strict=True))
 
 
 def split(
-    groups: Sequence[str] | None, targets: np.ndarray, shares: tuple[float, float], seed: int
+    groups: Sequence[str] | None,
+    targets: np.ndarray,
+    shares: tuple[float, float],
+    folds: int,
+    seed: int,
 ) -> np.ndarray:
-    """Assign each set to TRAINING, VALIDATION or TEST.
+    """Assign each set to TRAINING, to TEST, or to the fold that holds it out.
 
     Groups are not split. Without groups, each class has about the same share in all splits, and at
-    least one set for training.
+    least one set that is always for training.
 
     Args:
         groups: The group of each set, or None.
         targets: Class numbers or quantities.
-        shares: The shares of validation and test.
+        shares: The shares of validation and test. With several folds, these share out all sets that
+            are not for the test.
+        folds: The number of folds.
         seed: Of the choice.
+
+    >>> split(None, np.array([0, 0, 0, 0, 0, 1, 1, 1, 1, 1]), (0.2, 0.2), 1, seed=0)
+    array([-1, -1, -1, -2,  0, -1, -1, -2,  0, -1])
     """
     random = np.random.default_rng(seed)
     names = np.arange(len(targets)) if groups is None else np.unique(groups, return_inverse=True)[1]
     keys = random.permutation(names.max() + 1)[names]  # a random order of groups
     by_class = groups is None and targets.dtype.kind == "i"
     strata = targets if by_class else np.zeros(len(targets), int)
+    each = shares[0] if folds == 1 else (1 - shares[1]) / folds
+    codes = np.array([*range(folds), TEST, TRAINING])
     found = np.full(len(targets), TRAINING)
     for stratum in np.unique(strata):
         places = np.flatnonzero(strata == stratum)
         order = np.unique(keys[places])
-        ends = np.round(np.cumsum(shares) * len(order)).astype(int)
+        ends = np.round(np.cumsum([each] * folds + [shares[1]]) * len(order)).astype(int)
         ends = np.minimum(ends, len(order) - 1)
         rank = np.searchsorted(order, keys[places])
-        found[places[rank < ends[1]]] = TEST
-        found[places[rank < ends[0]]] = VALIDATION
-    if (found == VALIDATION).sum() < 1:
+        found[places] = codes[np.searchsorted(ends, rank, side="right")]
+    if len({*found.tolist()} - {TRAINING, TEST}) < folds:
         raise InputError(
-            f"{len(targets)} sets are too few to be split. Add sets, or change --validation and "
-            "--test."
+            f"{len(targets)} sets are too few to be split. Add sets, or change --validation, "
+            "--test and --folds."
         )
     return found

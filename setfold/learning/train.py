@@ -248,7 +248,9 @@ def _read(
     sizes = np.bincount([splits[name] for name in data.ids], minlength=3)
     _check_sizes(target, data, sizes)
     ends = np.cumsum([0, *sizes]).tolist()
-    training, choosing, testing = (data.part(*ends[i : i + 2]) for i in range(3))
+    training, choosing, testing = (
+        data.chosen(np.arange(*ends[i : i + 2])) for i in range(3)
+    )
     left_out += len(kept) - len(data)
     return _Read(fitted, (training, choosing, testing), len(data.elements), left_out)
 
