@@ -13,6 +13,7 @@ from functools import partial
 from statistics import fmean, stdev
 from typing import Any
 
+import torch
 from torch import nn
 
 from experiments import report
@@ -44,7 +45,8 @@ MOST = {Size.SMOKE: 60, Size.SMALL: 400, Size.PAPER: 10_000}  # sets with positi
 def measure(model: nn.Module, name: str, size: Size, seed: int) -> Metrics:
     """Cross-validate on one data set."""
     most = MOST[size] if name in PLACED else MOST[Size.PAPER]
-    return cross_validate(name, size is Size.SMOKE, most, EPOCHS[size], seed)
+    with torch.enable_grad():  # measurements usually need no gradients
+        return cross_validate(name, size is Size.SMOKE, most, EPOCHS[size], seed)
 
 
 def runs(size: Size, seed: int) -> list[Run]:
