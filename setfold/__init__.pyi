@@ -65,6 +65,7 @@ from .folding.batches import collate as collate
 from .folding.merge import all_merge as all_merge
 from .laws.check import check as check
 from .laws.check import check_all as check_all
+from .learning.options import TrainOptions as TrainOptions
 from .learning.train import evaluate_sets as evaluate_sets
 from .learning.train import train_sets as train_sets
 from .preprocessing.columns import CategoryColumn as CategoryColumn
@@ -72,6 +73,7 @@ from .preprocessing.columns import Columns as Columns
 from .preprocessing.columns import NumberColumn as NumberColumn
 from .preprocessing.columns import TimeColumn as TimeColumn
 from .preprocessing.columns import VectorColumn as VectorColumn
+from .preprocessing.heads import GridHead as GridHead
 from .preprocessing.heads import ResidualHead as ResidualHead
 from .preprocessing.heads import Standardize as Standardize
 from .preprocessing.relative import RelativeLayer as RelativeLayer

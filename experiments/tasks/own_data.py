@@ -20,7 +20,7 @@ from setfold.learning.dataset import SetDataset
 from setfold.learning.loop import Settings
 from setfold.learning.metrics import measure
 from setfold.learning.search import Material, Search, search
-from setfold.learning.splits import FEW, FOLDS, TRAINING, split
+from setfold.learning.splits import TRAINING, split, usual_folds
 from setfold.preprocessing.columns import Columns
 from setfold.preprocessing.fitting import ColumnFitter
 from setfold.preprocessing.targets import Classes
@@ -145,8 +145,9 @@ def _search(
     given: Sets, target: Classes, known: np.ndarray, test: np.ndarray, epochs: int, seed: int
 ) -> Search:
     """Train on the known sets, and predict the test sets."""
-    folds = split(None, given.labels[known], (VALIDATION, 0.0), _number(known), seed)
-    seen = given.table(known if _number(known) > 1 else known[folds == TRAINING])
+    number = usual_folds(len(known))
+    folds = split(None, given.labels[known], (VALIDATION, 0.0), number, seed)
+    seen = given.table(known if number > 1 else known[folds == TRAINING])
     fitter = ColumnFitter({name: column.type for name, column in seen.items()})
     fitter.add(seen)
     columns = fitter.finish().columns
@@ -156,6 +157,3 @@ def _search(
     settings = Settings(seed=seed, patience=PATIENCE)
     return search(choose_names("auto", None, position), design, material, settings, epochs=epochs)
 
-
-def _number(known: np.ndarray) -> int:
-    return FOLDS if len(known) < FEW else 1

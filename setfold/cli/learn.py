@@ -15,6 +15,7 @@ from setfold.cli.app import app
 from setfold.cli.files import Explode, Inputs, Json, Memory, OnError, OnErrorOption, Overwrite
 from setfold.cli.show import LINE_EVERY, explain_interrupts, print_facts
 from setfold.errors import InputError
+from setfold.learning.options import TrainOptions
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help does not need it
     from setfold.learning.loop import Progress
@@ -25,6 +26,7 @@ class TaskName(StrEnum):
     """What kind of label to predict."""
 
     CLASSIFICATION = "classification"
+    MULTIPLE_INSTANCE = "multiple-instance"
     REGRESSION = "regression"
 
 
@@ -85,12 +87,19 @@ def train(
         typer.Option(help="Column with groups. Sets of one group fall into the same split."),
     ] = None,
     task: Annotated[
-        TaskName | None, typer.Option(help="Default: inferred from the labels.")
+        TaskName | None,
+        typer.Option(
+            help="multiple-instance: classes, with weights of elements that explain a prediction. "
+            "Default: classification or regression, inferred from the labels."
+        ),
     ] = None,
     encoder: Annotated[
         str,
-        typer.Option(help="auto tries all: statistics, deep-sets, slots, attention."),
-    ] = "auto",
+        typer.Option(
+            help="auto tries statistics, deep-sets, slots and attention, and places if elements "
+            "have a position; or one of these, or instances."
+        ),
+    ] = TrainOptions.encoder,
     time_limit: Annotated[
         str, typer.Option("--time", help="Time for training: 90s, 10m, 1.5h.")
     ] = "10m",
@@ -100,16 +109,31 @@ def train(
     ] = None,
     validation: Annotated[
         float, typer.Option(help="Share of sets that choose the model and stop the training.")
-    ] = 0.2,
+    ] = TrainOptions.validation,
     test: Annotated[
         float, typer.Option(help="Share of sets for the reported numbers only; may be 0.")
-    ] = 0.2,
+    ] = TrainOptions.test,
+    folds: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="How many times sets are held out for validation. Default: 3 for 20 to 299 sets, "
+            "else 1.",
+        ),
+    ] = None,
     scale: Annotated[
         ScaleName, typer.Option(help="Scale numbers by mean and deviation, or by quartiles.")
     ] = ScaleName.STANDARD,
     center: Annotated[
         str | None,
         typer.Option(help="Columns to center in each set, such as x,y,z. Reads each set twice."),
+    ] = None,
+    position: Annotated[
+        str | None,
+        typer.Option(
+            help="Columns that are the position of an element, for the encoder places. Default: "
+            "columns named like coordinates, such as x,y,z."
+        ),
     ] = None,
     categories: Annotated[
         str | None, typer.Option(help="Columns of whole numbers that are categories.")
@@ -125,7 +149,9 @@ def train(
     balanced: Annotated[
         bool, typer.Option("--balanced", help="Weigh classes inversely to their frequency.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="Seed of split, weights and training.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Seed of split, weights and training.")
+    ] = TrainOptions.seed,
     memory: Memory = "2GB",
     on_error: OnErrorOption = OnError.STOP,
     resume: Annotated[
@@ -154,31 +180,36 @@ def train(
         typer.echo(f"{out} is already complete; nothing was trained.", err=True)
         return
     _check_report(page, [out, *map(Path, inputs), *([labels] if labels else [])], overwrite)
+    options = TrainOptions(
+        target=target,
+        labels=labels,
+        set=column,
+        features=None if features is None else _listed(features),
+        explode=explode,
+        group=group,
+        task=task,
+        encoder=encoder,
+        seconds=seconds,
+        epochs=epochs,
+        validation=validation,
+        test=test,
+        folds=folds,
+        scale=scale,
+        center=_listed(center),
+        position=None if position is None else _listed(position),
+        categories=_listed(categories),
+        log=_listed(log),
+        times=times,
+        balanced=balanced,
+        seed=seed,
+        memory=memory,
+        skip_errors=on_error is OnError.SKIP,
+    )
     with _show_training() as progress:
         result = train_sets(
             inputs,
             out,
-            target=target,
-            labels=labels,
-            set=column,
-            features=None if features is None else _listed(features),
-            explode=explode,
-            group=group,
-            task=task,
-            encoder=encoder,
-            seconds=seconds,
-            epochs=epochs,
-            validation=validation,
-            test=test,
-            scale=scale,
-            center=_listed(center),
-            categories=_listed(categories),
-            log=_listed(log),
-            times=times,
-            balanced=balanced,
-            seed=seed,
-            memory=memory,
-            skip_errors=on_error is OnError.SKIP,
+            options,
             resume=resume,
             restart=restart,
             overwrite=overwrite,
@@ -290,11 +321,11 @@ def _print_table(result: Result) -> None:
     for trial in result.search.trials:
         values = measure(result.target, trial.found)
         rows.append((loss_of(result.target, trial.found), trial.name, values, trial.seconds))
-    for base in result.baselines:
+    for base in result.search.baselines:
         values = measure(result.target, base.found)
         rows.append((loss_of(result.target, base.found), base.name, values, None))
     rows.sort(key=lambda row: row[0])
-    name = "test sets" if result.sets[2] else "validation sets"
+    name = "test sets" if len(result.data.test) else "sets held out"
     table = Table(name, *rows[0][2], "seconds")
     for _, name, values, seconds in rows:
         mark = " (saved)" if name == result.search.best.name else ""

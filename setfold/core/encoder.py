@@ -206,6 +206,11 @@ class StreamingSetEncoder(SetEncoder):
         """The weights (B, n, K) of featurized elements, for encoders that have weights."""
         raise InputError(f"{type(self).__name__} has no weights: it treats all elements alike.")
 
+    @property
+    def has_weights(self) -> bool:
+        """Whether elements have weights, which `weights` returns."""
+        return type(self).weigh is not StreamingSetEncoder.weigh
+
     def shaping_modules(self) -> tuple[nn.Module, ...]:
         """The modules whose weights shape the state; not those that only read it out."""
         return (self,)

@@ -44,7 +44,7 @@ from setfold.preprocessing.targets import Classes, Target
 
 STATISTICS, PLACES, INSTANCES = "statistics", "places", "instances"
 LEARNED = ("deep-sets", "slots", "attention")
-CANDIDATES = (STATISTICS, *LEARNED, PLACES, INSTANCES)
+ATTENTIVE = ("attention", INSTANCES)  # their weights sum to 1 over the elements of a set
 HIDDEN = 64
 SLOTS, SLOT_DIM = 8, 16
 CELLS = {1: 32, 2: 14, 3: 6}  # of a grid along each axis, by the number of axes
@@ -117,7 +117,7 @@ def build_model(name: str, design: Design, statistics: Tensor) -> Model:
     """Build an untrained candidate.
 
     Args:
-        name: One of `CANDIDATES`, but not "statistics".
+        name: "deep-sets", "slots", "attention", "places" or "instances".
         design: What all candidates share.
         statistics: The readouts of `SummaryStatistics` for the training sets.
     """

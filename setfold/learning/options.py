@@ -37,8 +37,8 @@ class TrainOptions:
         test: The share of sets that are used for nothing but the numbers that are reported. If it
             is 0, those of the validation sets are reported, which are too good.
         folds: How many times sets are held out for validation. With several folds every set is
-            held out once, and the chosen candidate is trained once more on all. If None, 3 for
-            fewer than 300 sets, else 1.
+            held out once, and each candidate is trained once more on all. If None, 3 for 20 to 299
+            sets, else 1.
         scale: "standard" (mean and standard deviation) or "robust" (median and quartiles).
         center: Columns to center in each set, such as the coordinates of point clouds. The model
             then reads a set twice.

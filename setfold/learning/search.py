@@ -1,8 +1,8 @@
 """Train candidates under a time budget, and keep the one that is best on sets held out.
 
 Folds hold sets out: one fold holds out a validation split; several folds hold out each set once, so
-that few sets are enough to choose by. With several folds, the chosen candidate is trained once more
-on all sets, for as many epochs as the folds needed.
+that few sets are enough to choose by. With several folds, a candidate is trained once more on all
+sets, for as many epochs as the folds needed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from setfold.core.persist import write_atomically
 from setfold.learning.baselines import (
@@ -182,7 +181,8 @@ class _Search:
         if epochs is None:
             number = data.number + (data.number > 1)
             epochs = self._plan_epochs(name, model, seconds / number)
-        plan, histories, scores = replace(settings, epochs=epochs), [], {}
+        plan, histories = replace(settings, epochs=epochs), []
+        scores: dict[int, np.ndarray] = {}
         for fold in range(data.number):
             seen, held = self._seen(fold), data.folds == fold
             model = self._begin(name, seen, self.linear.by_fold[fold])

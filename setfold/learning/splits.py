@@ -11,8 +11,13 @@ from setfold.learning.labels import Labels, encode_targets, target_from
 from setfold.preprocessing.targets import Quantity, Target
 
 TRAINING, TEST = -1, -2  # other sets are numbered by the fold that holds them out
-FEW = 300  # with fewer sets, one validation split is too small to choose by
+FEW, MANY = 20, 300  # between them, one validation split is too small to choose by
 FOLDS = 3
+
+
+def usual_folds(sets: int) -> int:
+    """Return how many folds hold out sets, unless the user chooses."""
+    return FOLDS if FEW <= sets < MANY else 1
 
 
 def assign_splits(
@@ -36,9 +41,8 @@ def assign_splits(
     names, values = list(labels.values), list(labels.values.values())
     goal = target_from(target, values, task)
     groups = None if labels.groups is None else [labels.groups[name] for name in names]
-    if folds is None:
-        folds = FOLDS if len(names) < FEW else 1
-    found = split(groups, encode_targets(goal, values), shares, folds, seed).tolist()
+    number = folds or usual_folds(len(names))
+    found = split(groups, encode_targets(goal, values), shares, number, seed).tolist()
     if isinstance(goal, Quantity):  # mean and deviation without the test sets
         pairs = zip(values, found, strict=True)
         goal = target_from(target, [v for v, own in pairs if own != TEST], "regression")
@@ -54,8 +58,8 @@ def split(
 ) -> np.ndarray:
     """Assign each set to TRAINING, to TEST, or to the fold that holds it out.
 
-    Groups are not split. Without groups, each class has about the same share in all splits, and at
-    least one set that is always for training.
+    Groups are not split. Without groups, each class has about the same share in all splits, and
+    with one fold at least one set for training.
 
     Args:
         groups: The group of each set, or None.
@@ -66,7 +70,7 @@ def split(
         seed: Of the choice.
 
     >>> split(None, np.array([0, 0, 0, 0, 0, 1, 1, 1, 1, 1]), (0.2, 0.2), 1, seed=0)
-    array([-1, -1, -1, -2,  0, -1, -1, -2,  0, -1])
+    array([-1, -1, -2, -1,  0, -1, -1, -2, -1,  0])
     """
     random = np.random.default_rng(seed)
     names = np.arange(len(targets)) if groups is None else np.unique(groups, return_inverse=True)[1]
@@ -74,13 +78,14 @@ def split(
     by_class = groups is None and targets.dtype.kind == "i"
     strata = targets if by_class else np.zeros(len(targets), int)
     each = shares[0] if folds == 1 else (1 - shares[1]) / folds
-    codes = np.array([*range(folds), TEST, TRAINING])
+    codes = np.array([TEST, *range(folds), TRAINING])
     found = np.full(len(targets), TRAINING)
     for stratum in np.unique(strata):
         places = np.flatnonzero(strata == stratum)
         order = np.unique(keys[places])
-        ends = np.round(np.cumsum([each] * folds + [shares[1]]) * len(order)).astype(int)
-        ends = np.minimum(ends, len(order) - 1)
+        ends = np.round(np.cumsum([shares[1]] + [each] * folds) * len(order)).astype(int)
+        if folds == 1 or len(order) == 1:  # something to learn from
+            ends = np.minimum(ends, len(order) - 1)
         rank = np.searchsorted(order, keys[places])
         found[places] = codes[np.searchsorted(ends, rank, side="right")]
     if len({*found.tolist()} - {TRAINING, TEST}) < folds:
