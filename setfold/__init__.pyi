@@ -59,6 +59,7 @@ from .files.partials import partial_states as partial_states
 from .files.partials import read_partials as read_partials
 from .files.partials import unpack_partials as unpack_partials
 from .files.verify import verify as verify
+from .files.weights import weigh_sets as weigh_sets
 from .folding.api import fold as fold
 from .folding.batches import RowBatchSampler as RowBatchSampler
 from .folding.batches import collate as collate
