@@ -18,6 +18,7 @@ from setfold.preprocessing.targets import Classes
 
 SHOWN_COLUMNS = 8  # of an element
 MAX_CLASSES = 30  # of a confusion matrix that is drawn
+LARGE = 10.0  # numbers below it have four decimals
 BLUE, GREY, LIGHT = "#1f6feb", "#8a8a8a", "#bbbbbb"
 STYLE = """body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 60rem;
 margin: 2rem auto; padding: 0 1rem } table { border-collapse: collapse; margin: .5rem 0 1.5rem }
@@ -109,7 +110,9 @@ def _table(rows: Sequence[Mapping[str, Any]], best: str | None = None, rule: int
 def _number(value: object) -> str:
     if value is None:
         return ""
-    return f"{value:.4g}" if isinstance(value, float) else _text(value)
+    if not isinstance(value, float):
+        return _text(value)
+    return f"{value:.4f}" if abs(value) < LARGE else f"{value:.4g}"
 
 
 def _influence(sets: Sequence[Mapping[str, Any]], name: str) -> str:

@@ -52,7 +52,7 @@ def facts_of(result: Result) -> dict[str, Any]:
     best = search.best
     return {
         "target": target.name,
-        "task": "classification" if isinstance(target, Classes) else "regression",
+        "task": result.task,
         "classes": target.labels if isinstance(target, Classes) else None,
         "sets": dict(zip(("training", "validation", "test"), result.sets, strict=True)),
         "folds": data.number,
@@ -172,7 +172,7 @@ def _gradients(model: Model, elements: Tensor) -> Tensor | None:
 
 
 def _row(target: Target, name: str, found: Predictions, seconds: float | None) -> dict[str, Any]:
-    timed = {} if seconds is None else {"seconds": round(seconds, 2)}
+    timed = {} if seconds is None else {"seconds": round(seconds)}
     return {"name": name, **measure(target, found), **timed}
 
 

@@ -46,6 +46,7 @@ class Result:
     """The result of a training.
 
     Args:
+        task: "classification", "multiple-instance" or "regression".
         target: What the model predicts.
         search: The candidates and the baselines.
         data: The sets.
@@ -54,6 +55,7 @@ class Result:
         skipped: The number of bad rows.
     """
 
+    task: str
     target: Target
     search: Search
     data: Material
@@ -147,7 +149,13 @@ def train_sets(
             progress=progress,
         )
         save(found.best.model, path)
-    return Result(read.target, found, data, read.fitted, read.left_out, source.skipped)
+    task = options.task or task_of(read.target)
+    return Result(task, read.target, found, data, read.fitted, read.left_out, source.skipped)
+
+
+def task_of(target: Target) -> str:
+    """Return the task that follows from a target."""
+    return "classification" if isinstance(target, Classes) else "regression"
 
 
 def describe_splits(data: Material) -> str:
