@@ -139,9 +139,7 @@ class _Predictor(_SetEstimator):
         chosen = split(None, targets, (self.validation, 0.0), number, seed)
         self._fit_columns(sets, (chosen == TRAINING) | (number > 1), self.scale)
         data, position = self._data(sets, targets), list(self.position)
-        settings = Settings(
-            self.epochs, self.batch_sets, self.batch_rows, self.rate, seed=seed
-        )
+        settings = Settings(self.epochs, self.batch_sets, self.batch_rows, self.rate, seed=seed)
         state = torch.random.get_rng_state()
         try:
             found = search(

@@ -156,4 +156,3 @@ def _search(
     material = Material(given.data(columns, known), folds, given.data(columns, test))
     settings = Settings(seed=seed, patience=PATIENCE)
     return search(choose_names("auto", None, position), design, material, settings, epochs=epochs)
-

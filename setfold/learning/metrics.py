@@ -61,7 +61,9 @@ def measure(target: Target, found: Predictions) -> dict[str, float]:
     right, present = found.scores.argmax(1) == found.targets, np.unique(found.targets)
     measured = {
         "accuracy": float(right.mean()),
-        "balanced accuracy": float(np.mean([right[found.targets == own].mean() for own in present])),
+        "balanced accuracy": float(
+            np.mean([right[found.targets == own].mean() for own in present])
+        ),
     }
     if len(present) == len(target.labels):
         areas = [_area(found.scores[:, own], found.targets == own) for own in present]

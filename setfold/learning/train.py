@@ -121,16 +121,16 @@ def train_sets(
     kinds = source.kinds(options.features, {options.target, *filter(None, [options.group])})
     fitter = _fitter(options, kinds)
     limit = parse_size(options.memory) - BASE_BYTES
-    settings = Settings(
-        batch_rows=_batch_rows(limit), seed=options.seed, balanced=options.balanced
-    )
+    settings = Settings(batch_rows=_batch_rows(limit), seed=options.seed, balanced=options.balanced)
     request = _request(source, options, list(kinds), settings)
     with open_work_folder(path, request, resume=resume, restart=restart) as work:
         note(f"reading {_shown(list(kinds))} from {len(source.inputs)} files")
         read = _read(source, fitter, options, list(kinds), work, limit // 4)
         data, left_out = read.data, read.fitted.left_out
         if options.features is None and source.unusable:
-            left_out = dict.fromkeys(source.unusable, "not of a type that can be a feature") | left_out
+            left_out = (
+                dict.fromkeys(source.unusable, "not of a type that can be a feature") | left_out
+            )
         for why in dict.fromkeys(left_out.values()):
             note(f"left out {_shown([n for n, own in left_out.items() if own == why])}: {why}")
         note(describe_splits(data))
@@ -222,9 +222,7 @@ def _read(
         labels, options.target, options.task, shares, options.folds, options.seed
     )
     several = max(splits.values()) > 0  # each set is for training, in all folds but one
-    learned = {
-        name for name, own in splits.items() if own == TRAINING or (several and own != TEST)
-    }
+    learned = {name for name, own in splits.items() if own == TRAINING or (several and own != TEST)}
     counts = count_elements(source, columns, learned, fitter.add, fitter.see_missing)
     fitted = fitter.finish()
     kept, left_out = match_labels(counts, labels, skip=source.skip)

@@ -142,9 +142,7 @@ def test_few_sets_are_held_out_in_folds(tmp_path):
     rows = rows.append_column("odd", pa.array(np.repeat(np.arange(40) % 2 == 1, 3)))
     pq.write_table(rows, tmp_path / "rows.parquet")
     options = setfold.TrainOptions(target="odd", set="user", encoder="statistics")
-    result = setfold.train_sets(
-        tmp_path / "rows.parquet", tmp_path / "model.safetensors", options
-    )
+    result = setfold.train_sets(tmp_path / "rows.parquet", tmp_path / "model.safetensors", options)
     assert result.data.number == 3
     assert result.sets == (32, 32, 8)
     assert not (result.data.folds == TRAINING).any()
@@ -201,7 +199,9 @@ def test_the_command_explains_by_weights(tmp_path):
     np.testing.assert_allclose(by_set["weight_sum"], 1, rtol=1e-5)
     shown = facts["influence"][0]
     own = weights["weight"].to_numpy()[weights["set"].to_numpy() == int(shown["set"])]
-    np.testing.assert_allclose([e["share"] for e in shown["elements"]], -np.sort(-own)[:5], atol=1e-4)
+    np.testing.assert_allclose(
+        [e["share"] for e in shown["elements"]], -np.sort(-own)[:5], atol=1e-4
+    )
 
 
 def test_weights_of_a_model_of_two_passes_are_in_the_report(tmp_path):

@@ -23,9 +23,7 @@ def test_classes(classes):
     assert found["balanced accuracy"] == pytest.approx(
         metrics.balanced_accuracy_score(labels, guesses)
     )
-    assert found["AUC"] == pytest.approx(
-        metrics.roc_auc_score(labels, positive, multi_class="ovr")
-    )
+    assert found["AUC"] == pytest.approx(metrics.roc_auc_score(labels, positive, multi_class="ovr"))
     assert found["log loss"] == pytest.approx(metrics.log_loss(labels, scores))
 
 
