@@ -271,7 +271,7 @@ def test_labels_that_would_be_ambiguous_do_not_match():
 
 
 def test_numbers_as_labels_may_become_text(folder):
-    rows, labels = make_table()
+    _, labels = make_table()
     digits = pa.array([int(w == "wild") for w in labels["wild"].to_pylist()])
     pq.write_table(labels.set_column(1, "wild", digits), folder / "labels.parquet")
     trained(folder, labels=folder / "labels.parquet")

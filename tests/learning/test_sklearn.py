@@ -134,7 +134,7 @@ def test_columns_have_the_types_of_fit():
     frame = pd.DataFrame({"user": [1, 1, 2, 3] * 3, "v": np.arange(12.0)})
     model = SetClassifier("statistics", set="user", validation=0.5)
     model.fit(frame, {1: "a", 2: "b", 3: "a"})
-    with pytest.raises(setfold.InputError, match="'v' is .*string; expected numbers, as in fit"):
+    with pytest.raises(setfold.InputError, match=r"'v' is .*string; expected numbers, as in fit"):
         model.predict(frame.astype({"v": str}))
 
 
