@@ -6,9 +6,10 @@ BIN := $(VENV)/bin
 RUN_STAMP := $(VENV)/.installed-run
 DEV_STAMP := $(VENV)/.installed-dev
 DOCS_STAMP := $(VENV)/.installed-docs
+RELEASE_STAMP := $(VENV)/.installed-release
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test check format stress bench docs clean
+.PHONY: help native demo test check format stress bench docs wheels clean
 
 help: ## Show the targets.
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
@@ -20,7 +21,7 @@ $(VENV)/bin/python:
 	@$(PYTHON) -m venv $(VENV)
 
 # torch comes first and by itself, so that nothing pulls in another build of it.
-$(RUN_STAMP): pyproject.toml constraints.txt | $(VENV)/bin/python
+$(RUN_STAMP): pyproject.toml hatch_build.py constraints.txt | $(VENV)/bin/python
 	@echo "installing setfold into $(VENV) (the first time takes a few minutes)"
 	@$(INSTALL) "$$(grep '^torch==' constraints.txt)"
 	@$(INSTALL) --editable '.[experiments]'
@@ -36,10 +37,18 @@ $(DOCS_STAMP): $(DEV_STAMP)
 	@$(INSTALL) --editable '.[docs]'
 	@touch $@
 
-demo: $(RUN_STAMP) ## Complete digits as their pixels arrive, fold ten million elements: a page shows both.
+native: $(RUN_STAMP) ## Compile the kernels, if there is a C compiler and the sources have changed.
+	@$(BIN)/python -P setfold/native/build.py
+
+$(RELEASE_STAMP): $(DEV_STAMP)
+	@echo "installing what wheels need, a cross compiler among it"
+	@$(INSTALL) --editable '.[release]'
+	@touch $@
+
+demo: $(RUN_STAMP) native ## Complete digits as their pixels arrive, fold ten million elements: a page shows both.
 	@$(BIN)/python -m demo
 
-test: $(DEV_STAMP) ## Run all tests, the examples in docstrings among them.
+test: $(DEV_STAMP) native ## Run all tests, the examples in docstrings among them.
 	@$(BIN)/python -m pytest -n auto --dist worksteal
 
 check: $(DEV_STAMP) ## Format, lint, types, import layers.
@@ -52,16 +61,20 @@ format: $(DEV_STAMP) ## Format and fix what can be fixed.
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-stress: $(DEV_STAMP) ## Encode large files, kill it, fill the disk; damage files, compare encoders (an hour or two).
-	@SETFOLD_STRESS=1 $(BIN)/python -m pytest -s tests/files/test_stress.py tests/test_differential.py tests/fuzz
+stress: $(DEV_STAMP) native ## Encode large files, kill it, fill the disk; damage files, compare encoders (an hour or two).
+	@SETFOLD_STRESS=1 $(BIN)/python -m pytest -s tests/files/test_stress.py tests/test_differential.py tests/fuzz \
+	  tests/native/test_sanitizers.py tests/native/test_aarch64.py tests/kernels/test_triton_sums.py
 
-bench: $(DEV_STAMP) ## Measure speed and memory beside the peers (about half an hour).
+bench: $(DEV_STAMP) native ## Measure speed and memory beside the peers (about half an hour).
 	@$(BIN)/python -m bench
 
-docs: $(DOCS_STAMP) ## Run the examples of every page, then build the pages into out/docs.
+docs: $(DOCS_STAMP) native ## Run the examples of every page, then build the pages into out/docs.
 	@$(BIN)/python -m pytest tests/test_docs.py tests/test_readme.py
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+wheels: $(RELEASE_STAMP) ## Build wheels for every platform into dist and check them (zig's first run takes minutes).
+	@$(BIN)/python -m release
+
 clean: ## Remove the environment and everything that was made.
-	rm -rf $(VENV) out dist .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) out dist setfold/native/lib .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

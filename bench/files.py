@@ -52,7 +52,7 @@ def read(folder: Path) -> int:
 def read_matrix(folder: Path) -> int:
     """Read all batches as matrices."""
     from setfold.files.columns import ColumnSpec
-    from setfold.files.readers import open_reader
+    from setfold.files.inputs import open_reader
     from setfold.files.rows import rows_of
 
     columns, dtype = ColumnSpec(None, "event"), np.dtype(np.float32)

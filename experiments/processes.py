@@ -20,7 +20,7 @@ from torch import Tensor
 from experiments import records
 from experiments.records import Circumstances
 from setfold import InputError
-from setfold.core.locks import hold
+from setfold.core.persist import hold
 
 
 class _Mixed(MixedPrecision):

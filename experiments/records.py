@@ -18,8 +18,7 @@ from typing import Any
 
 import setfold
 from experiments.recipe import Metrics
-from setfold.core.locks import hold
-from setfold.core.persist import write_atomically
+from setfold.core.persist import hold, write_atomically
 from setfold.errors import FileError
 
 ROOT = Path(__file__).parent.parent

@@ -2,13 +2,13 @@
 
 from .core.composition import Composition as Composition
 from .core.composition import SlotPool as SlotPool
-from .core.encoder import SetEncoder as SetEncoder
 from .core.encoder import StreamingSetEncoder as StreamingSetEncoder
 from .core.models import load as load
 from .core.models import save as save
 from .core.passes import Layer as Layer
 from .core.passes import LayeredSetEncoder as LayeredSetEncoder
 from .core.passes import MultiPassSetEncoder as MultiPassSetEncoder
+from .core.primitives import SetEncoder as SetEncoder
 from .core.state import SetState as SetState
 from .core.whole import WholeSetEncoder as WholeSetEncoder
 from .encoders.attention_pool import AttentionPool as AttentionPool
@@ -69,14 +69,14 @@ from .laws.check import check_all as check_all
 from .learning.options import TrainOptions as TrainOptions
 from .learning.train import evaluate_sets as evaluate_sets
 from .learning.train import train_sets as train_sets
-from .preprocessing.columns import CategoryColumn as CategoryColumn
 from .preprocessing.columns import Columns as Columns
-from .preprocessing.columns import NumberColumn as NumberColumn
-from .preprocessing.columns import TimeColumn as TimeColumn
-from .preprocessing.columns import VectorColumn as VectorColumn
 from .preprocessing.heads import GridHead as GridHead
 from .preprocessing.heads import ResidualHead as ResidualHead
 from .preprocessing.heads import Standardize as Standardize
+from .preprocessing.kinds import CategoryColumn as CategoryColumn
+from .preprocessing.kinds import NumberColumn as NumberColumn
+from .preprocessing.kinds import TimeColumn as TimeColumn
+from .preprocessing.kinds import VectorColumn as VectorColumn
 from .preprocessing.relative import RelativeLayer as RelativeLayer
 from .preprocessing.targets import Classes as Classes
 from .preprocessing.targets import Quantity as Quantity

@@ -39,10 +39,10 @@ from setfold.learning.loop import Settings, encode_all, predict
 from setfold.learning.options import ENCODERS
 from setfold.learning.search import Material, Search, search
 from setfold.learning.splits import TRAINING, split, usual_folds
-from setfold.preprocessing.columns import Columns, NumberColumn
+from setfold.preprocessing.columns import Columns, decoded, is_text
 from setfold.preprocessing.fitting import ColumnFitter, can_be_fitted
+from setfold.preprocessing.kinds import NumberColumn
 from setfold.preprocessing.targets import Classes, Quantity, Target
-from setfold.preprocessing.values import decoded, is_text
 
 FRAME_ROWS = 1 << 20
 LEAST = 1e-12  # standard deviation of a quantity that does not vary

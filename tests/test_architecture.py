@@ -15,9 +15,11 @@ import torch
 
 import setfold
 from setfold.cli import app
+from setfold.native.library import available
 
 PACKAGE = Path(setfold.__file__).parent
 TEXT = (PACKAGE.parent / "ARCHITECTURE.md").read_text()
+compiled = pytest.mark.skipif(not available(), reason="the numbers are those of compiled kernels")
 
 
 def files_of(flow):
@@ -66,12 +68,14 @@ def said(pattern):
     return [int(number) for number in (found if isinstance(found, tuple) else (found,))]
 
 
+@compiled
 def test_forward():
     model = encoder()
     numbers = [len(files_of(lambda sets=sets: forward(model, sets))) for sets in (2, 1)]
     assert numbers == said(r"batch passes through (\d+) files, one small set through (\d+)")
 
 
+@compiled
 def test_update_merge_readout():
     model = encoder()
     numbers = [
@@ -80,11 +84,13 @@ def test_update_merge_readout():
     assert numbers == said(r"They pass through (\d+) files, for one small chunk through (\d+)")
 
 
+@compiled
 def test_exact_fold():
     model = encoder()
     assert [len(files_of(lambda: exact_fold(model)))] == said(r"This passes through (\d+) files:")
 
 
+@compiled
 def test_encode(tmp_path, capsys):
     model, rows, count = tmp_path / "model", tmp_path / "rows.parquet", iter(range(9))
     setfold.save(encoder(), model)

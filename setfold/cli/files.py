@@ -4,16 +4,48 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict
-from enum import StrEnum
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from setfold.cli.app import app, import_from_here, load_model
-from setfold.cli.show import explain_interrupts, print_facts, show_progress
-from setfold.cli.stdin import with_stdin
+from setfold.cli.app import (
+    app,
+    explain_interrupts,
+    grouped,
+    import_from_here,
+    load_model,
+    print_facts,
+    show_progress,
+    with_stdin,
+)
+from setfold.cli.options import (
+    Address,
+    Again,
+    Allow,
+    DtypeName,
+    EngineName,
+    EngineOption,
+    Explode,
+    Features,
+    Format,
+    Head,
+    Inputs,
+    Json,
+    Memory,
+    ModelOption,
+    OnError,
+    OnErrorOption,
+    Out,
+    Overwrite,
+    Restart,
+    Resume,
+    Root,
+    SaveEvery,
+    SetColumn,
+)
 
 if TYPE_CHECKING:  # torch and Arrow take seconds to import, and --help does not need them
     from torch import nn
@@ -21,129 +53,72 @@ if TYPE_CHECKING:  # torch and Arrow take seconds to import, and --help does not
     from setfold.files.run import Summary
 
 
-class OnError(StrEnum):
-    """What to do with bad rows and files, and with sets that overflow."""
-
-    STOP = "stop"
-    SKIP = "skip"
+States = Annotated[Path, typer.Argument(help="State file written by encode --states.")]
 
 
-class DtypeName(StrEnum):
-    """In which dtype to compute."""
+@dataclass(frozen=True)
+class Reading:
+    """Which rows to read, and where to compute."""
 
-    FLOAT32 = "float32"
-    FLOAT64 = "float64"
+    column: SetColumn = None
+    features: Features = None
+    explode: Explode = False
+    root: Root = None
+    stdin_format: Format = None
+    engine: EngineOption = EngineName.LOCAL
+    address: Address = None
+
+    def columns(self) -> dict[str, Any]:
+        """Return which columns to read, as arguments of the functions of `setfold.files.api`."""
+        return {
+            "set": self.column,
+            "features": self.features,
+            "explode": self.explode,
+            "root": self.root,
+        }
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the options as arguments of the functions of `setfold.files.api`."""
+        return {**self.columns(), "engine": self.engine, "address": self.address}
 
 
-class EngineName(StrEnum):
-    """Where to compute."""
+@dataclass(frozen=True)
+class Running:
+    """How to run, and what to print."""
 
-    LOCAL = "local"
-    RAY = "ray"
+    memory: Memory = "2GB"
+    on_error: OnErrorOption = OnError.STOP
+    resume: Resume = False
+    restart: Restart = False
+    overwrite: Overwrite = False
+    save_every: SaveEvery = 20.0
+    as_json: Json = False
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the options as arguments of the functions of `setfold.files.api`."""
+        return {
+            "memory": self.memory,
+            "skip_errors": self.on_error is OnError.SKIP,
+            "resume": self.resume,
+            "restart": self.restart,
+            "overwrite": self.overwrite,
+            "save_every": self.save_every,
+        }
 
 
-# Typer needs one argument for each option, so the commands have many.
+@dataclass(frozen=True)
+class SavedModel:
+    """The model of saved states."""
 
-Inputs = Annotated[
-    list[str],
-    typer.Argument(
-        help="Files, folders and glob patterns: Parquet, Arrow, CSV, JSON lines, npy, npz, HDF5, "
-        "Zarr, LAS/LAZ, meshes, ROOT, torch; - for standard input, with --format."
-    ),
-]
-Out = Annotated[
-    Path,
-    typer.Option(
-        "--out", "-o", help="Output: .parquet, .arrow, .npz or .csv with set, count, encoding."
-    ),
-]
-SetColumn = Annotated[
-    str | None,
-    typer.Option(
-        "--set",
-        help="Column with the set id of each row, or key of a key=value folder; several as "
-        "'run,event'. If omitted, each file is one set, and its absolute path is the set id.",
-    ),
-]
-Root = Annotated[
-    Path | None,
-    typer.Option(
-        help="Folder that contains all inputs. Without --set, set ids are paths relative to it "
-        "instead of absolute paths."
-    ),
-]
-Features = Annotated[
-    str | None,
-    typer.Option(
-        help="Columns in the order the model expects: 'x,y,z' or 'x*0.01,(y-500)*0.01'. '!weight' for "
-        "all but weight. Default: all numeric columns except the set column.",
-    ),
-]
-Format = Annotated[
-    str | None,
-    typer.Option("--format", help="Format of standard input, if an input is -: csv, jsonl, ..."),
-]
-Explode = Annotated[
-    bool, typer.Option("--explode", help="Each row holds many elements, as lists of equal length.")
-]
-Memory = Annotated[
-    str,
-    typer.Option(help="Memory limit of this process: 800MB, 2GB, 1.5GiB. Excludes Ray workers."),
-]
-OnErrorOption = Annotated[
-    OnError,
-    typer.Option(
-        help="Bad rows and files, and sets that overflow: 'stop' stops the run and names them, "
-        "'skip' skips them and lists them in a report."
-    ),
-]
-EngineOption = Annotated[
-    EngineName, typer.Option(help="Compute in this process, or on a Ray cluster.")
-]
-Address = Annotated[
-    str | None,
-    typer.Option(
-        help="Address of the Ray cluster; 'auto' for the cluster of this machine. If omitted, Ray "
-        "is started on this machine."
-    ),
-]
-Resume = Annotated[
-    bool,
-    typer.Option(
-        "--resume",
-        help="Resume an interrupted run from its last checkpoint. Do nothing if the output is "
-        "already complete.",
-    ),
-]
-Restart = Annotated[
-    bool, typer.Option("--restart", help="Discard an interrupted run and start over.")
-]
-Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Replace outputs that exist. Inputs are never replaced.")
-]
-SaveEvery = Annotated[float, typer.Option(help="Checkpoint interval in seconds.")]
-Again = Annotated[
-    bool, typer.Option("--again", help="Accept inputs that the states already contain.")
-]
-Allow = Annotated[
-    list[str] | None,
-    typer.Option(help="Import path of a class that the model file may use. Repeatable."),
-]
-ModelOption = Annotated[
-    str | None,
-    typer.Option(
-        "--model", help="Model to use instead of the one in the states, e.g. with another head."
-    ),
-]
-Head = Annotated[
-    bool,
-    typer.Option(
-        "--head/--no-head",
-        help="Apply the head of the model, for predictions instead of encodings. A classifier then "
-        "writes the most probable label as prediction, and the probability of each.",
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+    model: ModelOption = None
+    allow: Allow = None
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the options as arguments of the functions of `setfold.files.api`."""
+        import_from_here()
+        allow = self.allow or []
+        model = None if self.model is None else load_model(self.model, allow)
+        return {"model": model, "allow": allow}
 
 
 @app.command(
@@ -158,6 +133,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
     "--out e.parquet"
 )
 @explain_interrupts
+@grouped
 def encode(
     model: Annotated[
         str,
@@ -165,11 +141,8 @@ def encode(
     ],
     inputs: Inputs,
     out: Out,
-    column: SetColumn = None,
-    features: Features = None,
-    explode: Explode = False,
-    root: Root = None,
-    stdin_format: Format = None,
+    *,
+    reading: Reading,
     states: Annotated[
         Path | None,
         typer.Option(
@@ -184,14 +157,7 @@ def encode(
         ),
     ] = None,
     head: Head = False,
-    memory: Memory = "2GB",
-    on_error: OnErrorOption = OnError.STOP,
-    engine: EngineOption = EngineName.LOCAL,
-    address: Address = None,
-    resume: Resume = False,
-    restart: Restart = False,
-    overwrite: Overwrite = False,
-    save_every: SaveEvery = 20.0,
+    running: Running,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -199,7 +165,6 @@ def encode(
         ),
     ] = False,
     allow: Allow = None,
-    as_json: Json = False,
 ) -> None:
     """Encode sets from files and write one vector per set.
 
@@ -209,34 +174,12 @@ def encode(
     encoder = load_model(model, allow or [])
     from setfold.files.api import encode_sets
 
-    skip = on_error is OnError.SKIP
-    with with_stdin(inputs, stdin_format, column=column, resume=resume) as names:
+    with _names_of(inputs, reading, running) as names:
         if dry_run:
-            columns = {"set": column, "features": features, "explode": explode, "root": root}
-            print_facts(_estimate(encoder, names, columns, dtype, memory, skip), as_json)
+            print_facts(_estimate(encoder, names, reading, running, dtype), running.as_json)
             return
-        _run(
-            encode_sets,
-            as_json,
-            encoder,
-            names,
-            out,
-            set=column,
-            features=features,
-            explode=explode,
-            root=root,
-            states=states,
-            dtype=dtype,
-            head=head,
-            memory=memory,
-            skip_errors=skip,
-            engine=engine,
-            address=address,
-            resume=resume,
-            restart=restart,
-            overwrite=overwrite,
-            save_every=save_every,
-        )
+        more = {"states": states, "dtype": dtype, "head": head}
+        _run(encode_sets, running, encoder, names, out, **reading.arguments(), **more)
 
 
 @app.command(
@@ -244,148 +187,85 @@ def encode(
     "  setfold update states.arrow today/ --set event_id --out tomorrow.arrow"
 )
 @explain_interrupts
+@grouped
 def update(
-    states: Annotated[Path, typer.Argument(help="State file written by encode --states.")],
+    states: States,
     inputs: Inputs,
+    *,
     out: Annotated[
         Path | None,
         typer.Option(help="Output for the new states. If omitted, the file is updated in place."),
     ] = None,
-    model: ModelOption = None,
-    column: SetColumn = None,
-    features: Features = None,
-    explode: Explode = False,
-    root: Root = None,
-    stdin_format: Format = None,
-    memory: Memory = "2GB",
-    on_error: OnErrorOption = OnError.STOP,
+    saved: SavedModel,
+    reading: Reading,
     again: Again = False,
-    engine: EngineOption = EngineName.LOCAL,
-    address: Address = None,
-    resume: Resume = False,
-    restart: Restart = False,
-    overwrite: Overwrite = False,
-    save_every: SaveEvery = 20.0,
-    allow: Allow = None,
-    as_json: Json = False,
+    running: Running,
 ) -> None:
     """Add the elements of more files to saved states."""
     from setfold.files.api import update_states
 
-    with with_stdin(inputs, stdin_format, column=column, resume=resume) as names:
-        _run(
-            update_states,
-            as_json,
-            states,
-            names,
-            out=out,
-            **_model_options(model, allow),
-            set=column,
-            features=features,
-            explode=explode,
-            root=root,
-            again=again,
-            memory=memory,
-            skip_errors=on_error is OnError.SKIP,
-            engine=engine,
-            address=address,
-            resume=resume,
-            restart=restart,
-            overwrite=overwrite,
-            save_every=save_every,
-        )
+    with _names_of(inputs, reading, running) as names:
+        more = {"out": out, "again": again, **saved.arguments(), **reading.arguments()}
+        _run(update_states, running, states, names, **more)
 
 
 @app.command(epilog="Example:\n\n  setfold merge monday.arrow tuesday.arrow --out both.arrow")
 @explain_interrupts
+@grouped
 def merge(
     states: Annotated[list[Path], typer.Argument(help="State files written by encode --states.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Output, an .arrow file.")],
-    model: ModelOption = None,
-    memory: Memory = "2GB",
-    on_error: OnErrorOption = OnError.STOP,
+    *,
+    saved: SavedModel,
     again: Again = False,
-    resume: Resume = False,
-    restart: Restart = False,
-    overwrite: Overwrite = False,
-    allow: Allow = None,
-    as_json: Json = False,
+    running: Running,
 ) -> None:
     """Merge several state files into one."""
     from setfold.files.api import merge_states
 
-    _run(
-        merge_states,
-        as_json,
-        states,
-        out,
-        **_model_options(model, allow),
-        again=again,
-        memory=memory,
-        skip_errors=on_error is OnError.SKIP,
-        resume=resume,
-        restart=restart,
-        overwrite=overwrite,
-    )
+    _run(merge_states, running, states, out, **saved.arguments(), again=again)
 
 
 @app.command(epilog="Example:\n\n  setfold readout all.arrow --out encodings.parquet")
 @explain_interrupts
+@grouped
 def readout(
-    states: Annotated[Path, typer.Argument(help="State file written by encode --states.")],
+    states: States,
     out: Out,
-    model: ModelOption = None,
+    *,
+    saved: SavedModel,
     head: Head = False,
-    memory: Memory = "2GB",
-    on_error: OnErrorOption = OnError.STOP,
-    resume: Resume = False,
-    restart: Restart = False,
-    overwrite: Overwrite = False,
-    allow: Allow = None,
-    as_json: Json = False,
+    running: Running,
 ) -> None:
     """Compute the encodings of the sets in a state file."""
     from setfold.files.api import readout_states
 
-    _run(
-        readout_states,
-        as_json,
-        states,
-        out,
-        **_model_options(model, allow),
-        head=head,
-        memory=memory,
-        skip_errors=on_error is OnError.SKIP,
-        resume=resume,
-        restart=restart,
-        overwrite=overwrite,
-    )
+    _run(readout_states, running, states, out, **saved.arguments(), head=head)
 
 
-def _model_options(model: str | None, allow: list[str] | None) -> dict[str, Any]:
-    """Return the arguments for the model of saved states."""
-    import_from_here()
-    encoder = None if model is None else load_model(model, allow or [])
-    return {"model": encoder, "allow": allow or ()}
+def _names_of(
+    inputs: list[str], reading: Reading, running: Running
+) -> AbstractContextManager[list[str]]:
+    """A context with the inputs of a run, in which standard input is a file."""
+    return with_stdin(inputs, reading.stdin_format, column=reading.column, resume=running.resume)
 
 
-def _run(function: Callable[..., Summary], as_json: bool, *arguments: Any, **options: Any) -> None:
+def _run(function: Callable[..., Summary], running: Running, *arguments: Any, **more: Any) -> None:
     """Call a function of `setfold.files.api`. Show its progress and its summary."""
     with show_progress() as callback:
-        summary = function(*arguments, **options, progress=callback)
+        summary = function(*arguments, **more, **running.arguments(), progress=callback)
     if summary.was_complete:
         names, verb = ", ".join(summary.out), "are" if len(summary.out) > 1 else "is"
         typer.echo(f"{names} {verb} already complete; nothing was computed.", err=True)
-    print_facts({**asdict(summary), "elements_per_second": round(summary.rate)}, as_json)
+    print_facts({**asdict(summary), "elements_per_second": round(summary.rate)}, running.as_json)
 
 
 def _estimate(
     model: nn.Module,
     inputs: list[str],
-    columns: dict[str, Any],
+    reading: Reading,
+    running: Running,
     dtype: str | None,
-    memory: str,
-    skip: bool,
 ) -> dict[str, Any]:
     """Return what encoding would read, and an estimate of the time from the first rows."""
     from setfold.files.passes import first_pass
@@ -397,10 +277,11 @@ def _estimate(
         with_defaults,
     )
 
-    options = with_defaults({"memory": memory, "skip_errors": skip}, ReadOptions)
+    skip = running.on_error is OnError.SKIP
+    options = with_defaults({"memory": running.memory, "skip_errors": skip}, ReadOptions)
     first, passes = first_pass(model)
     encoder = cast_encoder(first, dtype)
-    plan = build_plan(encoder, inputs, make_columns(**columns), options)
+    plan = build_plan(encoder, inputs, make_columns(**reading.columns()), options)
     facts: dict[str, Any] = {
         "files": len(plan.inputs),
         "bytes": plan.bytes,

@@ -1,4 +1,4 @@
-"""The command info: what is in a file, and whether it is intact."""
+"""The command info: what is in a file, whether it is intact, and what runs on this machine."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ MAX_COUNTED_BYTES = 1 << 28  # larger text files are not read to count their row
 
 
 @app.command(
-    epilog="Examples:\n\n  setfold info encoder.safetensors\n\n"
+    epilog="Examples:\n\n  setfold info\n\n  setfold info encoder.safetensors\n\n"
     "  setfold info state.safetensors --json\n\n"
     "  setfold info states.arrow --verify\n\n"
     "  setfold info events.parquet"
 )
 def info(
     file: Annotated[
-        Path,
+        Path | None,
         typer.Argument(
             help="A model, a state, a state file, encodings, the work folder of an interrupted run, "
-            "or an input of any format, such as events.parquet or file.root:Events."
+            "or an input of any format, such as events.parquet or file.root:Events. Without a file: "
+            "versions of setfold and torch, and which kernels run on this machine."
         ),
-    ],
+    ] = None,
     verify: Annotated[
         bool,
         typer.Option(
@@ -35,23 +36,46 @@ def info(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show what a file contains: one of setfold, or an input. No code from the file is run.
+    """Show what a file contains, or which kernels run here. No code from the file is run.
 
     The exit code is 0, or 2 if the file cannot be read or, with --verify, is damaged.
     """
     from setfold.files.tables.stream import reading
     from setfold.files.verify import verify as verify_file
 
+    if file is None:
+        if verify:
+            raise typer.BadParameter("--verify needs a file.")
+        _print_info(_describe_machine(), as_json)
+        return
     verified = {"verified": verify_file(file)} if verify else {}
     with reading(file, "Write it again."):
         _print_info(_describe(file) | verified, as_json)
+
+
+def _describe_machine() -> dict[str, Any]:
+    """Return the versions, and the kernels that run here."""
+    import platform
+
+    import torch
+
+    import setfold
+    from setfold.native.library import describe
+
+    return {
+        "setfold": setfold.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "kernels": describe(),
+    }
 
 
 def _describe(file: Path) -> dict[str, Any]:
     """Return the facts about a file or folder of any kind."""
     from setfold.errors import FileError
     from setfold.files.encodings import is_archive
-    from setfold.files.readers import reader_of
+    from setfold.files.inputs import reader_of
     from setfold.files.sealed import is_sealed
 
     is_input = reader_of(file) is not None
@@ -71,7 +95,7 @@ def _is_ours(file: Path) -> bool:
     import zipfile
 
     from setfold.files.encodings import is_archive
-    from setfold.files.readers import open_reader
+    from setfold.files.inputs import open_reader
     from setfold.files.tables.arrow import HEADER, RESULT
 
     if is_archive(file):
@@ -83,7 +107,7 @@ def _is_ours(file: Path) -> bool:
 
 def _describe_rows(file: Path) -> dict[str, Any]:
     """Return the facts about an input: its columns, their types, and the number of rows."""
-    from setfold.files.readers import file_of, open_reader
+    from setfold.files.inputs import file_of, open_reader
 
     size = file_of(file).stat().st_size if file_of(file).is_file() else None
     with open_reader(file) as reader:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from setfold.cli.app import app
-from setfold.cli.files import Explode, Inputs, Json, Memory, OnError, OnErrorOption, Overwrite
-from setfold.cli.show import LINE_EVERY, explain_interrupts, print_facts
+from setfold.cli.app import LINE_EVERY, app, explain_interrupts, grouped, print_facts
+from setfold.cli.options import Explode, Inputs, Json, Memory, OnError, OnErrorOption, Overwrite
 from setfold.errors import InputError
 from setfold.learning.options import TrainOptions
 
@@ -63,6 +63,140 @@ def _listed(text: str | None) -> list[str]:
     return [] if text is None else [part.strip() for part in text.split(",") if part.strip()]
 
 
+@dataclass(frozen=True)
+class Splitting:
+    """Which sets train, choose and test the model."""
+
+    group: Annotated[
+        str | None,
+        typer.Option(help="Column with groups. Sets of one group fall into the same split."),
+    ] = None
+    validation: Annotated[
+        float, typer.Option(help="Share of sets that choose the model and stop the training.")
+    ] = TrainOptions.validation
+    test: Annotated[
+        float, typer.Option(help="Share of sets for the reported numbers only; may be 0.")
+    ] = TrainOptions.test
+    folds: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="How many times sets are held out for validation. Default: 3 for 20 to 299 sets, "
+            "else 1.",
+        ),
+    ] = None
+    seed: Annotated[int, typer.Option(help="Seed of split, weights and training.")] = (
+        TrainOptions.seed
+    )
+
+
+@dataclass(frozen=True)
+class Preparing:
+    """How values become features."""
+
+    scale: Annotated[
+        ScaleName, typer.Option(help="Scale numbers by mean and deviation, or by quartiles.")
+    ] = ScaleName.STANDARD
+    center: Annotated[
+        str | None,
+        typer.Option(help="Columns to center in each set, such as x,y,z. Reads each set twice."),
+    ] = None
+    position: Annotated[
+        str | None,
+        typer.Option(
+            help="Columns that are the position of an element, for the encoder places. Default: "
+            "columns named like coordinates, such as x,y,z."
+        ),
+    ] = None
+    categories: Annotated[
+        str | None, typer.Option(help="Columns of whole numbers that are categories.")
+    ] = None
+    log: Annotated[str | None, typer.Option(help="Columns to take the logarithm of.")] = None
+    times: Annotated[
+        TimeName,
+        typer.Option(
+            help="Times as age relative to the last event of the set, which reads each set twice, "
+            "or as time of day and weekday only."
+        ),
+    ] = TimeName.AGE
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the options as arguments of `TrainOptions`."""
+        names = {name: _listed(getattr(self, name)) for name in ("center", "categories", "log")}
+        position = None if self.position is None else _listed(self.position)
+        return {"scale": self.scale, "times": self.times, "position": position, **names}
+
+
+@dataclass(frozen=True)
+class Searching:
+    """Which models compete, and for how long."""
+
+    task: Annotated[
+        TaskName | None,
+        typer.Option(
+            help="multiple-instance: classes, with weights of elements that explain a prediction. "
+            "Default: classification or regression, inferred from the labels."
+        ),
+    ] = None
+    encoder: Annotated[
+        str,
+        typer.Option(
+            help="auto tries statistics, deep-sets, slots and attention, and places if elements "
+            "have a position; or one of these, or instances."
+        ),
+    ] = TrainOptions.encoder
+    time_limit: Annotated[
+        str, typer.Option("--time", help="Time for training: 90s, 10m, 1.5h.")
+    ] = "10m"
+    epochs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Epochs of each candidate. Default: what fits into the time."),
+    ] = None
+    balanced: Annotated[
+        bool, typer.Option("--balanced", help="Weigh classes inversely to their frequency.")
+    ] = False
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the options as arguments of `TrainOptions`."""
+        from setfold.learning.train import parse_seconds
+
+        return {
+            "task": self.task,
+            "encoder": self.encoder,
+            "seconds": parse_seconds(self.time_limit),
+            "epochs": self.epochs,
+            "balanced": self.balanced,
+        }
+
+
+@dataclass(frozen=True)
+class Running:
+    """How to run, and what to print."""
+
+    memory: Memory = "2GB"
+    on_error: OnErrorOption = OnError.STOP
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted training.")] = (
+        False
+    )
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Discard an interrupted training and start over.")
+    ] = False
+    overwrite: Overwrite = False
+    report: Annotated[
+        Path | None,
+        typer.Option(help="Report as HTML; JSON is written beside it. Default: next to the model."),
+    ] = None
+    as_json: Json = False
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the options as arguments of `train_sets`."""
+        return {
+            "resume": self.resume,
+            "restart": self.restart,
+            "overwrite": self.overwrite,
+        }
+
+
 @app.command(
     epilog="Examples:\n\n"
     "  setfold train events/*.parquet --set user --labels labels.csv --target churned "
@@ -71,10 +205,12 @@ def _listed(text: str | None) -> list[str]:
     "--out model.safetensors"
 )
 @explain_interrupts
+@grouped
 def train(
     inputs: Inputs,
     target: Annotated[str, typer.Option(help="Column with the label of each set.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The model, a .safetensors file.")],
+    *,
     column: SetIds = None,
     labels: LabelTable = None,
     features: Annotated[
@@ -82,145 +218,50 @@ def train(
         typer.Option(help="Columns to learn from: 'x,y,z'. Default: all except set and target."),
     ] = None,
     explode: Explode = False,
-    group: Annotated[
-        str | None,
-        typer.Option(help="Column with groups. Sets of one group fall into the same split."),
-    ] = None,
-    task: Annotated[
-        TaskName | None,
-        typer.Option(
-            help="multiple-instance: classes, with weights of elements that explain a prediction. "
-            "Default: classification or regression, inferred from the labels."
-        ),
-    ] = None,
-    encoder: Annotated[
-        str,
-        typer.Option(
-            help="auto tries statistics, deep-sets, slots and attention, and places if elements "
-            "have a position; or one of these, or instances."
-        ),
-    ] = TrainOptions.encoder,
-    time_limit: Annotated[
-        str, typer.Option("--time", help="Time for training: 90s, 10m, 1.5h.")
-    ] = "10m",
-    epochs: Annotated[
-        int | None,
-        typer.Option(min=1, help="Epochs of each candidate. Default: what fits into the time."),
-    ] = None,
-    validation: Annotated[
-        float, typer.Option(help="Share of sets that choose the model and stop the training.")
-    ] = TrainOptions.validation,
-    test: Annotated[
-        float, typer.Option(help="Share of sets for the reported numbers only; may be 0.")
-    ] = TrainOptions.test,
-    folds: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="How many times sets are held out for validation. Default: 3 for 20 to 299 sets, "
-            "else 1.",
-        ),
-    ] = None,
-    scale: Annotated[
-        ScaleName, typer.Option(help="Scale numbers by mean and deviation, or by quartiles.")
-    ] = ScaleName.STANDARD,
-    center: Annotated[
-        str | None,
-        typer.Option(help="Columns to center in each set, such as x,y,z. Reads each set twice."),
-    ] = None,
-    position: Annotated[
-        str | None,
-        typer.Option(
-            help="Columns that are the position of an element, for the encoder places. Default: "
-            "columns named like coordinates, such as x,y,z."
-        ),
-    ] = None,
-    categories: Annotated[
-        str | None, typer.Option(help="Columns of whole numbers that are categories.")
-    ] = None,
-    log: Annotated[str | None, typer.Option(help="Columns to take the logarithm of.")] = None,
-    times: Annotated[
-        TimeName,
-        typer.Option(
-            help="Times as age relative to the last event of the set, which reads each set twice, "
-            "or as time of day and weekday only."
-        ),
-    ] = TimeName.AGE,
-    balanced: Annotated[
-        bool, typer.Option("--balanced", help="Weigh classes inversely to their frequency.")
-    ] = False,
-    seed: Annotated[
-        int, typer.Option(help="Seed of split, weights and training.")
-    ] = TrainOptions.seed,
-    memory: Memory = "2GB",
-    on_error: OnErrorOption = OnError.STOP,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue an interrupted training.")
-    ] = False,
-    restart: Annotated[
-        bool, typer.Option("--restart", help="Discard an interrupted training and start over.")
-    ] = False,
-    overwrite: Overwrite = False,
-    report: Annotated[
-        Path | None,
-        typer.Option(help="Report as HTML; JSON is written beside it. Default: next to the model."),
-    ] = None,
-    as_json: Json = False,
+    searching: Searching,
+    splitting: Splitting,
+    preparing: Preparing,
+    running: Running,
 ) -> None:
     """Train a model on your own sets and labels.
 
     Several models that fold in one pass compete on a validation split. Plain statistics with
     logistic regression and gradient boosting compete, too, and the report says who wins.
     """
-    from setfold.learning.train import parse_seconds, train_sets
+    from setfold.learning.report import write_report
+    from setfold.learning.train import train_sets
     from setfold.learning.work_folder import is_interrupted
 
-    seconds, page = parse_seconds(time_limit), report or out.with_suffix(".html")
-    if resume and out.exists() and not is_interrupted(out):
-        typer.echo(f"{out} is already complete; nothing was trained.", err=True)
-        return
-    _check_report(page, [out, *map(Path, inputs), *([labels] if labels else [])], overwrite)
+    page = running.report or out.with_suffix(".html")
     options = TrainOptions(
         target=target,
         labels=labels,
         set=column,
         features=None if features is None else _listed(features),
         explode=explode,
-        group=group,
-        task=task,
-        encoder=encoder,
-        seconds=seconds,
-        epochs=epochs,
-        validation=validation,
-        test=test,
-        folds=folds,
-        scale=scale,
-        center=_listed(center),
-        position=None if position is None else _listed(position),
-        categories=_listed(categories),
-        log=_listed(log),
-        times=times,
-        balanced=balanced,
-        seed=seed,
-        memory=memory,
-        skip_errors=on_error is OnError.SKIP,
+        memory=running.memory,
+        skip_errors=running.on_error is OnError.SKIP,
+        **asdict(splitting),
+        **preparing.arguments(),
+        **searching.arguments(),
     )
+    if running.resume and out.exists() and not is_interrupted(out):
+        typer.echo(f"{out} is already complete; nothing was trained.", err=True)
+        return
+    others = [out, *map(Path, inputs), *([labels] if labels else [])]
+    _check_report(page, others, running.overwrite)
     with _show_training() as progress:
         result = train_sets(
             inputs,
             out,
             options,
-            resume=resume,
-            restart=restart,
-            overwrite=overwrite,
+            **running.arguments(),
             progress=progress,
             note=lambda text: typer.echo(text, err=True),
         )
-    from setfold.learning.report import write_report
-
     facts = write_report(result, page)
-    if as_json:
-        print_facts(facts, as_json)
+    if running.as_json:
+        print_facts(facts, as_json=True)
         return
     _print_table(result)
     typer.echo(facts["verdict"])

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from setfold.cli.app import app, load_model
-from setfold.cli.files import (
+from setfold.cli.app import app, explain_interrupts, load_model, print_facts, show_progress
+from setfold.cli.options import (
     Allow,
     Explode,
     Features,
@@ -22,7 +22,6 @@ from setfold.cli.files import (
     Root,
     SetColumn,
 )
-from setfold.cli.show import explain_interrupts, print_facts, show_progress
 
 
 @app.command(

@@ -15,13 +15,13 @@ from setfold.core.state import SetState
 from setfold.core.statistic import Fields, Statistics, find_non_finite, join, spread
 from setfold.errors import NonFiniteError
 from setfold.kernels.modes import needs_plain_formula
-from setfold.kernels.ragged import Group, group_by_length
+from setfold.kernels.ragged import group_by_length
 
 if TYPE_CHECKING:
     from setfold.core.encoder import StreamingSetEncoder
 
 SHORTCUTS = {  # methods that must give what others give, and those others
-    "absorb_groups": ("absorb",),
+    "absorb_ragged": ("absorb",),
     "absorb_for_gradients": ("absorb",),
     "absorb_small": ("fields", "prepare", "_scores", "featurize", "absorb"),
     "encode_small": ("fields", "prepare", "_scores", "featurize", "absorb", "finish"),
@@ -31,8 +31,8 @@ PRIMITIVES = {  # methods that an instance may replace, too
     *(other for others in SHORTCUTS.values() for other in others),
     *("draw_frame", "shaping_modules", "weigh"),
 }
-Groups = Iterator[Group]
-Arrivals = Iterator[tuple[Tensor, Statistics]]  # indices of some sets, and their new statistics
+# indices of some sets, or None for all, and their new statistics
+Arrivals = Iterator[tuple[Tensor | None, Statistics]]
 Absorb = Callable[[Tensor, Tensor | None, Any], Statistics]  # like StreamingSetEncoder.absorb
 
 FEATURE_ROWS = 1 << 16  # elements that go through a feature network at once without a graph
@@ -64,7 +64,7 @@ def absorb_into(
     try:
         return _absorb_into(encoder, state, chunk, prepared, combine)
     except NonFiniteError:
-        chunk.find_non_finite()
+        raise_non_finite(chunk)
         raise
 
 
@@ -80,7 +80,7 @@ def absorb_whole(
         found = absorb_dense(encoder, fields, chunk.elements, chunk.mask, context, prepared)
         check_result(fields, found)
     except NonFiniteError:
-        chunk.find_non_finite()
+        raise_non_finite(chunk)
         raise
     return found
 
@@ -98,8 +98,15 @@ def _absorb_into(
         statistics = combine(fields, state.statistics, found)
         check_result(fields, statistics)
         return statistics
-    statistics = {name: tuple(p.clone() for p in ps) for name, ps in state.statistics.items()}
+    statistics, copied = state.statistics, False
     for sets, found in arrivals(encoder, state, chunk, prepared):
+        if sets is None:
+            statistics = combine(fields, statistics, found)
+            check_result(fields, statistics)
+            continue
+        if not copied:
+            statistics = {name: tuple(p.clone() for p in ps) for name, ps in statistics.items()}
+            copied = True
         held = {k: tuple(p.index_select(0, sets) for p in ps) for k, ps in statistics.items()}
         combined = combine(fields, held, found)
         check_result(fields, combined)
@@ -150,7 +157,7 @@ def absorb_dense(
     """
     absorb = absorb or encoder.absorb
     if not encoder.has_features:
-        return absorb(encoder.featurize(elements, mask, context), mask, prepared)
+        return absorb(elements, mask, prepared)
     step = max(1, FEATURE_ROWS // elements.shape[0])
     whole = torch.compiler.is_compiling() or (torch.is_grad_enabled() and not split)
     if whole or elements.shape[1] <= step:
@@ -196,14 +203,13 @@ def _ragged(
         step = elements.shape[0] if whole else FEATURE_ROWS
         pieces = elements.unsqueeze(0).split(step, 1)
         elements = torch.cat([encoder.featurize(p, None, ()) for p in pieces], 1).squeeze(0)
-    groups = group_by_length(chunk.index, state.batch_size)
     plain = elements.device.type == "cpu" and elements.dtype in (torch.float32, torch.float64)
     if plain and not (context or torch.is_grad_enabled() or needs_plain_formula()):
-        at_once = absorb_groups(encoder, elements, groups, prepared)
+        at_once = absorb_ragged(encoder, elements, chunk.index, state.batch_size, prepared)
         if at_once is not None:
             yield from at_once
             return
-    for sets, rows, mask in groups:
+    for sets, rows, mask in group_by_length(chunk.index, state.batch_size):
         some = elements[rows]  # (b, length, d)
         if mask is not None:  # the padding is rows of other sets
             some = some.masked_fill(~spread(mask, some), 0)
@@ -234,12 +240,12 @@ def absorb_for_gradients(
     return encoder.absorb(elements, mask, prepared)
 
 
-def absorb_groups(
-    encoder: StreamingSetEncoder, elements: Tensor, groups: Groups, prepared: Any
+def absorb_ragged(
+    encoder: StreamingSetEncoder, elements: Tensor, index: Tensor, batch_size: int, prepared: Any
 ) -> Arrivals | None:
-    """`encoder.absorb_groups` if it still does what `absorb` does, else None."""
-    if takes_shortcut(encoder, "absorb_groups"):
-        return encoder.absorb_groups(elements, groups, prepared)
+    """`encoder.absorb_ragged` if it still does what `absorb` does, else None."""
+    if takes_shortcut(encoder, "absorb_ragged"):
+        return encoder.absorb_ragged(elements, index, batch_size, prepared)
     return None
 
 
@@ -257,8 +263,11 @@ def _is_valid(encoder: StreamingSetEncoder, name: str) -> bool:
 
 def check_result(fields: Fields, statistics: Statistics) -> None:
     """Raise NonFiniteError if statistics are not finite; infinities of empty sets are allowed."""
-    if needs_plain_formula() or next(iter(statistics.values()))[0].is_meta:
+    first = next(iter(statistics.values()))[0]
+    if needs_plain_formula() or first.is_meta:
         return
+    if not first.is_cpu and not bool(find_non_finite(fields, statistics).any()):
+        return  # having waited for the device once, not once for each part
     for name, parts in statistics.items():
         for part, empty in zip(parts, fields[name].statistic.empty, strict=True):
             shown = part.detach() if part.requires_grad else part
@@ -314,7 +323,27 @@ def check_elements(encoder: StreamingSetEncoder, chunk: Chunk, frame: tuple[Tens
     if needs_plain_formula() or chunk.elements.is_meta:
         return
     if not shows_non_finite(encoder, frame):
-        chunk.check_finite()
+        check_finite(chunk)
+
+
+def check_finite(chunk: Chunk) -> None:
+    """Raise NonFiniteError if an element is not finite, judged by their sum first."""
+    if needs_plain_formula() or chunk.elements.is_meta:
+        return
+    if not math.isfinite(chunk.elements.detach().sum().item()):
+        raise_non_finite(chunk)
+
+
+def raise_non_finite(chunk: Chunk) -> None:
+    """Raise NonFiniteError that names the first element that is not finite, if there is one."""
+    wrong = ~torch.isfinite(chunk.elements)
+    if bool(wrong.any()):
+        place = tuple(wrong.nonzero()[0].tolist())
+        raise NonFiniteError(
+            f"elements must be finite; elements{list(place)} is {chunk.elements[place].item()} "
+            f"({int(wrong.sum())} such numbers in the chunk). Clean the chunk or mask those "
+            "elements; the state is unchanged."
+        ) from None
 
 
 def shows_non_finite(encoder: StreamingSetEncoder, frame: tuple[Tensor, ...]) -> bool:

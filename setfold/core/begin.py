@@ -168,7 +168,7 @@ def encode_small(encoder: StreamingSetEncoder, elements: Any, setup: Setup | Non
         if setup is None:
             check_kind("elements", elements)
             elements = owned(elements)
-        encoding = encoder.encode_small(elements[0], prepared)
+        encoding = encoder.encode_small(elements, prepared)
         if encoding is None:
             return None
         shown = encoding.detach() if encoding.requires_grad else encoding
@@ -199,7 +199,7 @@ def update_small(encoder: StreamingSetEncoder, state: Any, elements: Any) -> Set
             return None
         if not (weights.are_of(encoder) and shows_non_finite(encoder, state.frame)):
             return None
-        found = encoder.absorb_small(elements.squeeze(0), prepared)
+        found = encoder.absorb_small(elements, prepared)
         if found is None:
             return None
         statistics = join(state.fields, state.statistics, found)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from setfold.core.absorb import Arrivals, Groups, absorb_for_gradients, absorb_groups
+from setfold.core.absorb import Arrivals, absorb_for_gradients, absorb_ragged
 from setfold.core.arguments import check_choice, check_modules
 from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.readout import Count
@@ -90,8 +90,10 @@ class Composition(StreamingSetEncoder):
     ) -> Statistics:
         return absorb_for_gradients(self.encoder, elements, mask, prepared)
 
-    def absorb_groups(self, elements: Tensor, groups: Groups, prepared: Any) -> Arrivals | None:
-        return absorb_groups(self.encoder, elements, groups, prepared)
+    def absorb_ragged(
+        self, elements: Tensor, index: Tensor, batch_size: int, prepared: Any
+    ) -> Arrivals | None:
+        return absorb_ragged(self.encoder, elements, index, batch_size, prepared)
 
     def finish(self, statistics: Statistics, count: Count, prepared: Any) -> Tensor:
         encoding = self.encoder.finish(statistics, count, prepared)

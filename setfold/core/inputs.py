@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -113,24 +112,6 @@ class Chunk:
         if mask is not None:  # padding may hold anything, even NaN
             elements = elements.masked_fill(~spread(mask, elements), 0)
         return Chunk(elements, mask, index)
-
-    def check_finite(self) -> None:
-        """Raise NonFiniteError if an element is not finite, judged by their sum first."""
-        if needs_plain_formula() or self.elements.is_meta:
-            return
-        if not math.isfinite(self.elements.detach().sum().item()):
-            self.find_non_finite()
-
-    def find_non_finite(self) -> None:
-        """Raise NonFiniteError that names the first element that is not finite, if there is one."""
-        wrong = ~torch.isfinite(self.elements)
-        if bool(wrong.any()):
-            place = tuple(wrong.nonzero()[0].tolist())
-            raise NonFiniteError(
-                f"elements must be finite; elements{list(place)} is {self.elements[place].item()} "
-                f"({int(wrong.sum())} such numbers in the chunk). Clean the chunk or mask those "
-                "elements; the state is unchanged."
-            ) from None
 
 
 def validate_whole_sets(

@@ -1,19 +1,22 @@
-"""Atomic files with a checksum.
+"""Files: atomic, durable, with a checksum; and locks, with which processes coordinate their work.
 
-Every file is a safetensors file. Its header contains the kind ("state" or "model"), the format
-version, a checksum of the tensors and a JSON description. Pickle is not used. A file may come from
-anywhere: whatever is wrong with it raises FileError.
+States and models are safetensors files. Their header contains the kind ("state" or "model"), the
+format version, a checksum of the tensors and a JSON description. Pickle is not used. A file may come
+from anywhere: whatever is wrong with it raises FileError.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from safetensors import safe_open
@@ -238,3 +241,55 @@ def _head(path: Path, metadata: dict[str, str]) -> dict[str, Any]:
     if types != HEAD or len(metadata) != 1:
         raise FileError(f"{path} is corrupt: its header cannot be read. Write it again.")
     return head
+
+
+# ---- locks: the operating system releases them when a process ends, even if it is killed ---------
+
+
+@contextmanager
+def hold(path: Path, *, wait: bool) -> Iterator[bool]:
+    """Lock a file while the block runs.
+
+    The block may remove the file and its folder as its last step. A process that opened the file
+    before it was removed notices that, and locks a new file.
+
+    Args:
+        path: The file. It is created if it does not exist, and so is its folder.
+        wait: Whether to wait until no other process has locked the file.
+
+    Yields:
+        Whether the file is locked. Always True if `wait` is set.
+    """
+    while True:
+        with suppress(FileExistsError):
+            path.parent.mkdir(parents=True)
+        try:
+            file = path.open("ab")
+        except FileNotFoundError:  # another process has just removed the folder
+            continue
+        with file:
+            locked = _lock(file, wait)
+            if not _is_at(file, path):  # a lock on a removed file excludes nobody
+                continue
+            try:
+                yield locked
+            finally:  # explicitly, because a forked child process may keep the file open
+                if locked:
+                    fcntl.flock(file, fcntl.LOCK_UN)
+            return
+
+
+def _lock(file: IO[bytes], wait: bool) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_at(file: IO[bytes], path: Path) -> bool:
+    """Whether an open file is the one that a path refers to."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -12,20 +11,10 @@ import torch
 from torch import Tensor
 
 from setfold.core import persist
-from setfold.core.statistic import (
-    Field,
-    Fields,
-    Parts,
-    Statistics,
-    describe_fields,
-    fields_from,
-    join,
-)
+from setfold.core.state_files import check_form, describe_fields, fields_from, names_of
+from setfold.core.statistic import Fields, Parts, Statistics, join
 from setfold.core.weights import Weights
 from setfold.errors import FileError, InputError, StateMismatchError
-
-MAX_COUNT = torch.iinfo(torch.long).max
-TOTALS = (torch.float64, torch.float32)  # dtypes of statistics; float32 on MPS
 
 
 class SetState:
@@ -318,14 +307,14 @@ class SetState:
         fields, digest = fields_from(description.get("fields")), description.get("digest")
         if not isinstance(digest, str) or len(digest) != 2 * persist.DIGEST_BYTES:
             raise ValueError(f"expected the digest of the weights; got {digest!r:.60}")
-        missing = {*_names_of(fields)} - named.keys()
+        missing = {*names_of(fields)} - named.keys()
         if missing:
             raise ValueError(f"there is no {min(missing)!r}")
         state = cls.from_tensors(named, fields, Weights.from_digest(digest))
         unknown = named.keys() - state.tensors().keys()
         if unknown:
             raise ValueError(f"{min(unknown)!r} belongs to no field")
-        state._check_form()
+        check_form(state)
         return state
 
     def save(self, path: str | Path) -> None:
@@ -348,20 +337,6 @@ class SetState:
         except Exception as error:  # statistics of other packages may raise anything for a shape
             raise FileError(f"{path} is corrupt: {error}. Write it again.") from error
 
-    def _check_form(self) -> None:
-        """Raise ValueError unless the tensors have the form and range that the fields declare."""
-        check_counts(self.count)
-        sets = len(self.count)
-        for name, field in self.fields.items():
-            check_field(name, field, self.statistics[name], sets)
-        for slots in self.frame:
-            if slots.dim() != 3 or slots.shape[0] not in (1, sets):
-                raise ValueError(f"slots must be (1, K, h) or ({sets}, K, h)")
-            if not slots.is_floating_point() or not bool(slots.isfinite().all()):
-                raise ValueError("slots must be finite numbers")
-        if any(part.shape[:1] != self.count.shape for part in self.context):
-            raise ValueError(f"contexts must be ({sets}, ...)")
-
     def __deepcopy__(self, memo: object) -> SetState:
         """A copy of the values, without a graph."""
         return self.detach().clone()
@@ -369,39 +344,6 @@ class SetState:
     def __reduce__(self) -> tuple[Any, ...]:
         named = {name: tensor.detach() for name, tensor in self.tensors().items()}
         return SetState.from_tensors, (named, self.fields, self.weights)
-
-
-def _names_of(fields: Fields) -> list[str]:
-    """The names of the tensors that every state with these fields has, as in `SetState.tensors`."""
-    parts = [
-        f"{name}.{i}" for name, field in fields.items() for i in range(len(field.statistic.empty))
-    ]
-    return [*parts, "count"]
-
-
-def check_counts(count: Tensor) -> None:
-    """Raise ValueError unless they are the numbers of elements of some sets."""
-    if count.dtype != torch.long or count.dim() != 1 or bool((count < 0).any()):
-        raise ValueError("counts must be int64 (B,), at least 0")
-    sets = len(count)
-    if sets and int(count.max()) > MAX_COUNT // sets and sum(count.tolist()) > MAX_COUNT:
-        raise ValueError("the sum of the counts must be below 2**63")
-
-
-def check_field(name: str, field: Field, parts: Parts, sets: int) -> None:
-    """Raise ValueError unless parts have the form and range that a field declares."""
-    for part, shape, empty in zip(parts, field.shapes, field.statistic.empty, strict=True):
-        if tuple(part.shape) != (sets, *shape) or part.dtype not in TOTALS:
-            raise ValueError(f"{name!r} must be float64 {(sets, *shape)}")
-        if not _is_usable(part, empty):
-            raise ValueError(f"{name!r} must be finite")
-
-
-def _is_usable(part: Tensor, empty: float) -> bool:
-    """Whether all values are finite, or infinite like those of an empty set."""
-    if math.isfinite(part.sum().item()):  # a sum shows NaN and infinity, and takes less time
-        return True
-    return bool((part.isfinite() | (part == empty)).all())
 
 
 def _same(left: Tensor, right: Tensor) -> bool:

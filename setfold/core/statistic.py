@@ -19,18 +19,18 @@ that defines its statistics first.
 
 from __future__ import annotations
 
-import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from setfold.errors import FileError, InputError, NotRemovableError
+from setfold.errors import InputError, NotRemovableError
 from setfold.kernels.modes import accumulator_dtype
 from setfold.kernels.softmax import finite
+from setfold.kernels.sums import total
 
 Parts = tuple[Tensor, ...]  # the tensors of one statistic, each (B, ...)
 Statistics = dict[str, Parts]  # by field name: what a state keeps
@@ -38,10 +38,10 @@ Shape = tuple[int, ...]
 
 RESERVED = ("count", "slots", "context")  # names of tensors of a state that belong to no field
 
-_DEFINED: dict[str, type[Statistic]] = {}  # by the name that files use
+DEFINED: dict[str, type[Statistic]] = {}  # by the name that files use
 
 
-def _name_in_files(kind: type[Statistic]) -> str:
+def name_in_files(kind: type[Statistic]) -> str:
     """The class name for statistics of this module, the import path for all others."""
     return (
         kind.__name__ if kind.__module__ == __name__ else f"{kind.__module__}.{kind.__qualname__}"
@@ -67,7 +67,7 @@ class Statistic(ABC):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        _DEFINED[_name_in_files(cls)] = cls
+        DEFINED[name_in_files(cls)] = cls
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other)
@@ -161,9 +161,7 @@ class Sum(Reduction):
         >>> Sum().absorb(torch.tensor([[1.0, 2.0, 4.0]]), torch.tensor([[True, False, True]]))
         (tensor([5.], dtype=torch.float64),)
         """
-        if mask is not None:
-            values = values * spread(mask, values)
-        return (values.sum(1, dtype=accumulator_dtype(values.device)),)
+        return (total(values, mask),)
 
     def join(self, left: Parts, right: Parts) -> Parts:
         return (left[0] + right[0],)
@@ -347,7 +345,7 @@ def find_non_finite(fields: Fields, statistics: Statistics) -> Tensor:
     return torch.stack(found).any(0)
 
 
-# ---- names in files ----------------------------------------------------------------------------
+# ---- names of fields ---------------------------------------------------------------------------
 
 
 def check_names(fields: Iterable[str]) -> None:
@@ -356,7 +354,7 @@ def check_names(fields: Iterable[str]) -> None:
     >>> check_names(["sum", "first/max"])
     """
     for name in fields:
-        if not _is_free(name):
+        if not is_free(name):
             raise InputError(
                 f"a field of a state cannot be named {name!r}: expected text that does not begin "
                 f"with a dot, and not {', '.join(RESERVED)}, which are other parts of a state. "
@@ -364,45 +362,9 @@ def check_names(fields: Iterable[str]) -> None:
             )
 
 
-def _is_free(name: object) -> bool:
+def is_free(name: object) -> bool:
+    """Whether a field may have a name."""
     return isinstance(name, str) and name.partition(".")[0] not in ("", *RESERVED)
-
-
-def describe_fields(fields: Fields) -> dict[str, list[object]]:
-    """Fields as JSON: by name, the statistic and the shape.
-
-    >>> describe_fields({"sum": Field(Sum(), (4, 9))})
-    {'sum': ['Sum', [4, 9]]}
-    """
-    return {n: [_name_in_files(type(f.statistic)), list(f.shape)] for n, f in fields.items()}
-
-
-def fields_from(description: Any) -> dict[str, Field]:
-    """Fields from what `describe_fields` returned; imports nothing.
-
-    Raises:
-        FileError: a statistic is not defined in this process.
-        ValueError: the description is malformed.
-    """
-    if not isinstance(description, dict):
-        raise ValueError(f"fields must be a JSON object; got {description!r:.60}")
-    found = {}
-    for name, entry in description.items():
-        if not _is_free(name):
-            raise ValueError(f"a field cannot be named {name!r:.60}")
-        if not (isinstance(entry, list) and [*map(type, entry)] == [str, list]):
-            raise ValueError(f"the field {name!r} must be [statistic, shape]; got {entry!r:.60}")
-        statistic, shape = entry
-        if not all(type(size) is int and size >= 0 for size in shape):
-            raise ValueError(f"the shape of {name!r} must be sizes; got {shape!r:.60}")
-        kind = _DEFINED.get(statistic)
-        if kind is None or inspect.isabstract(kind):
-            raise FileError(
-                f"the field {name!r} keeps the statistic {statistic}, which is not defined here: "
-                "import the module that defines it before you load the state."
-            )
-        found[name] = Field(kind(), tuple(shape))
-    return found
 
 
 # ---- helpers -----------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Which weights shaped a state.
+"""The weights of an encoder: which of them shaped a state, and half precision.
 
 Two states may be merged only if the same weights produced both, and an encoder may only continue a
 state that its current weights produced. A `Weights` object is a copy of the weights at one moment.
@@ -6,12 +6,17 @@ Comparing with the copy takes a few microseconds for an encoder and a millisecon
 weights. It notices every change of a value, however it was made: by an optimizer,
 `load_state_dict`, `parameter.data` or a numpy array that shares memory.
 Across processes a digest of the copy takes its place.
+
+float16 and bfloat16 weights are kept as they are, and computed with in float32: float16 ends at
+65504 and begins at 6e-8, so logits and sums leave its range, and 1e-8 is zero. The formulas of
+setfold therefore run in float32 and are rounded once, at the end. Modules of the user, such as
+features and heads, run in their own dtype.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from ctypes import c_char
 from functools import cache
@@ -21,6 +26,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn import Module
 
 from setfold.core.persist import digest_of
@@ -28,6 +34,8 @@ from setfold.core.torch_layers import arguments_of
 from setfold.errors import InputError, StateMismatchError
 
 UNKNOWN = "unknown"  # in place of a digest
+NARROW = (torch.float16, torch.bfloat16)
+Call = Callable[..., Tensor]  # (module, *inputs) -> its output
 WATCH = "_weights_watch"  # the attribute in which an encoder keeps its watch; never pickled
 
 
@@ -347,3 +355,32 @@ def version(tensor: Tensor) -> tuple[int, int]:
         return tensor.data_ptr(), tensor._version
     except RuntimeError:  # made in inference mode, or a stand-in of a function transform
         return id(tensor), 0
+
+
+# ---- half precision ----------------------------------------------------------------------------
+
+
+def caller_for(dtype: torch.dtype) -> Call:
+    """A function that calls a module: as it is or, for a narrow dtype, in float32.
+
+    >>> layer = nn.Linear(2, 2).half()
+    >>> caller_for(torch.float16)(layer, torch.ones(1, 2)).dtype
+    torch.float32
+    """
+    return _call_in_single if dtype in NARROW else _call
+
+
+def _call(module: nn.Module, *inputs: Tensor) -> Tensor:
+    return module(*inputs)
+
+
+def _call_in_single(module: nn.Module, *inputs: Tensor) -> Tensor:
+    """Call a module with inputs and weights in float32; gradients flow on to the weights."""
+    wide = {
+        f"{path}.{name}".lstrip("."): tensor.float()
+        for path, part in module.named_modules()  # each once, or functional_call would not undo it
+        for name, tensor in chain(part._parameters.items(), part._buffers.items())
+        if tensor is not None and tensor.dtype in NARROW
+    }
+    rows = tuple(tensor.float() for tensor in inputs)
+    return functional_call(module, wide, rows, tie_weights=False)

@@ -8,9 +8,9 @@ from abc import abstractmethod
 import torch
 from torch import Tensor, nn
 
-from setfold.core.absorb import check_encoding
-from setfold.core.encoder import SetEncoder
+from setfold.core.absorb import check_encoding, check_finite
 from setfold.core.inputs import Chunk, validate_whole_sets
+from setfold.core.primitives import SetEncoder
 from setfold.core.statistic import spread
 from setfold.core.weights import first_tensor
 from setfold.kernels.modes import needs_plain_formula
@@ -67,7 +67,7 @@ class WholeSetEncoder(SetEncoder):
         """
         like = first_tensor((self,))
         chunk, sets = validate_whole_sets(elements, mask, index, batch_size, self.dim_in, like)
-        chunk.check_finite()
+        check_finite(chunk)
         encoding = self._encode_chunk(chunk, sets)
         check_encoding(encoding)
         return encoding if self.head is None else self.head(encoding)

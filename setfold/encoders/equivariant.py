@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from setfold.core.absorb import check_encoding
 from setfold.core.arguments import check_choice, check_flags, check_modules, check_sizes
 from setfold.core.passes import Layer, LayeredSetEncoder
-from setfold.core.precision import NARROW, caller_for
+from setfold.core.weights import NARROW, caller_for
 from setfold.encoders.deep_sets import Pool
 from setfold.errors import InputError
 from setfold.kernels.modes import widened

@@ -12,17 +12,16 @@ from torch import Tensor, nn
 
 from setfold.core.absorb import (
     Arrivals,
-    Groups,
     absorb_for_gradients,
-    absorb_groups,
+    absorb_ragged,
     check_encoding,
 )
 from setfold.core.arguments import check_modules
 from setfold.core.encoder import StreamingSetEncoder
-from setfold.core.precision import caller_for
 from setfold.core.readout import Count
 from setfold.core.state import SetState
 from setfold.core.statistic import Fields, Statistics
+from setfold.core.weights import caller_for
 from setfold.encoders.slot_set import Prepared, SlotSetEncoder
 from setfold.errors import CancelledAttentionWarning, InputError
 
@@ -125,8 +124,10 @@ class HierarchicalSlotSetEncoder(StreamingSetEncoder):
     ) -> Statistics:
         return absorb_for_gradients(self._encoders[0], elements, mask, prepared.first)
 
-    def absorb_groups(self, elements: Tensor, groups: Groups, prepared: Levels) -> Arrivals | None:
-        return absorb_groups(self._encoders[0], elements, groups, prepared.first)
+    def absorb_ragged(
+        self, elements: Tensor, index: Tensor, batch_size: int, prepared: Levels
+    ) -> Arrivals | None:
+        return absorb_ragged(self._encoders[0], elements, index, batch_size, prepared.first)
 
     def finish(self, statistics: Statistics, count: Count, prepared: Levels) -> Tensor:
         first, *others = self._encoders

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from setfold.core.arguments import check_choice, check_positive, check_sizes
 from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.passes import Layer
-from setfold.core.precision import NARROW
 from setfold.core.readout import Count, mean_of
 from setfold.core.statistic import CentralMoments, Field, Fields, Statistics
+from setfold.core.weights import NARROW
 from setfold.kernels.modes import working_dtype
 
 STATISTICS_OF = ("feature", "set")

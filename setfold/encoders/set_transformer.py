@@ -16,7 +16,7 @@ from setfold.core.arguments import check_flags, check_heads, check_modules, chec
 from setfold.core.composition import Composition
 from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.passes import Layer, LayeredSetEncoder, apply_pool
-from setfold.core.precision import NARROW, caller_for
+from setfold.core.weights import NARROW, caller_for
 from setfold.core.whole import WholeSetEncoder
 from setfold.encoders.attention_pool import SoftmaxPool
 from setfold.encoders.layers import LayerNorm

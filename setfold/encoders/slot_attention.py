@@ -6,15 +6,15 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from setfold.core.absorb import Arrivals, Groups, absorb_for_gradients, absorb_groups
+from setfold.core.absorb import Arrivals, absorb_for_gradients, absorb_ragged
 from setfold.core.arguments import check_sizes
 from setfold.core.composition import Composition, apply_features
 from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.passes import MultiPassSetEncoder
-from setfold.core.precision import caller_for
 from setfold.core.readout import Count
 from setfold.core.state import SetState
 from setfold.core.statistic import Statistics
+from setfold.core.weights import caller_for
 from setfold.encoders.layers import GRUCell, LayerNorm
 from setfold.encoders.slot_set import Prepared, SlotSetEncoder
 
@@ -145,8 +145,10 @@ class _Iteration(Composition):
     ) -> Statistics:
         return absorb_for_gradients(self.encoder, elements, mask, prepared.encoder)
 
-    def absorb_groups(self, elements: Tensor, groups: Groups, prepared: _Slots) -> Arrivals | None:
-        return absorb_groups(self.encoder, elements, groups, prepared.encoder)
+    def absorb_ragged(
+        self, elements: Tensor, index: Tensor, batch_size: int, prepared: _Slots
+    ) -> Arrivals | None:
+        return absorb_ragged(self.encoder, elements, index, batch_size, prepared.encoder)
 
     def finish(self, statistics: Statistics, count: Count, prepared: _Slots) -> Tensor:
         readings = self.owner.attention.read(statistics, count, prepared.encoder)

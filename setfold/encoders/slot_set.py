@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, normalize, pad
 
-from setfold.core.absorb import Arrivals, Groups, check_logits
+from setfold.core.absorb import Arrivals, check_logits
 from setfold.core.arguments import check_choice, check_flags, check_sizes
 from setfold.core.encoder import StreamingSetEncoder
-from setfold.core.precision import caller_for
 from setfold.core.readout import FIELDS, Count, fields_of, parse_aggregates, read
 from setfold.core.state import SetState
 from setfold.core.statistic import Field, Fields, Softmax, Statistics
+from setfold.core.weights import caller_for
 from setfold.errors import CancelledAttentionWarning, InputError
 from setfold.kernels.extrema import slot_extrema
 from setfold.kernels.modes import autocasts, widened, without_autocast
@@ -31,7 +31,7 @@ from setfold.kernels.scores import (
     weigh,
 )
 from setfold.kernels.softmax import one_tile_log_weights, softmax_sums
-from setfold.kernels.sums import one_tile_sums, ragged_sums, slot_sums
+from setfold.kernels.sums import one_set_sums, one_set_values, ragged_sums, slot_sums
 
 SLOTS = ("random", "learned")
 SIMILARITIES = ("dot", "cosine")
@@ -252,7 +252,7 @@ class SlotSetEncoder(StreamingSetEncoder):
         call = caller_for(self.to_value.weight.dtype)
         with without_autocast(projection[0].device):
             slots = call(self.norm, frame[0][0] if frame[0].shape[0] == 1 else frame[0])  # (K, h)
-            values = _augmented(*projection).t() if self.folded else None
+            values = _augmented(*projection).t().contiguous() if self.folded else None
             return Prepared(self._scores(slots), projection, values)
 
     def _scores(self, slots: Tensor) -> Scores:
@@ -266,7 +266,7 @@ class SlotSetEncoder(StreamingSetEncoder):
         query = query * scale
         if not self.folded and slots.dim() == 2:
             return KeyScores(*key, query)
-        return FoldedScores((query @ _augmented(*key)).mT)
+        return FoldedScores((query @ _augmented(*key)).mT.contiguous())
 
     def absorb(self, elements: Tensor, mask: Tensor | None, prepared: Prepared) -> Statistics:
         return self._absorb(elements, mask, prepared, gradients_only=False)
@@ -300,17 +300,22 @@ class SlotSetEncoder(StreamingSetEncoder):
                     found[name] = (extrema,)
         return found
 
-    def absorb_groups(
-        self, elements: Tensor, groups: Groups, prepared: Prepared
+    def absorb_ragged(
+        self, elements: Tensor, index: Tensor, batch_size: int, prepared: Prepared
     ) -> Arrivals | None:
         if self.field_names != ("sum",) or prepared.scores.num_slots == 1:
             return None
-        return self._absorb_sums(elements.to(prepared.projection[0].dtype), groups, prepared)
+        elements = elements.to(prepared.projection[0].dtype)
+        return self._absorb_sums(elements, index, batch_size, prepared)
 
-    def _absorb_sums(self, elements: Tensor, groups: Groups, prepared: Prepared) -> Arrivals:
+    def _absorb_sums(
+        self, elements: Tensor, index: Tensor, batch_size: int, prepared: Prepared
+    ) -> Arrivals:
         values = None if self.folded else prepared.projection
         with without_autocast(elements.device):
-            summed = ragged_sums(elements, groups, prepared.scores, self.attention, values)
+            summed = ragged_sums(
+                elements, index, batch_size, prepared.scores, self.attention, values
+            )
             for sets, sums in summed:
                 yield sets, {"sum": (sums,)}
 
@@ -321,26 +326,26 @@ class SlotSetEncoder(StreamingSetEncoder):
         if autocasts(elements.device) or elements.dtype != scores.matrix.dtype:
             return None
         if self.relative:
-            peak, sums = one_tile_log_weights(elements, scores.matrix)
+            peak, sums = one_tile_log_weights(elements[0], scores.matrix)
             return {"softmax": (peak.unsqueeze_(0), sums.unsqueeze_(0))}
-        sums = one_tile_sums(elements, None, self.attention, scores.matrix)
-        return {"sum": (sums.unsqueeze_(0),)}
+        return {"sum": (one_set_sums(elements, self.attention, scores.matrix),)}
 
     def encode_small(self, elements: Tensor, prepared: Prepared | None) -> Tensor | None:
         if self.similarity != "dot" or not self.folded or autocasts(elements.device):
             return None
         if self.relative and self.aggregate == "weighted_mean" and prepared is not None:
-            _, sums = one_tile_log_weights(elements, prepared.scores[0])
+            _, sums = one_tile_log_weights(elements[0], prepared.scores[0])
             return (torch.mm(sums, cast("Tensor", prepared.values)) / sums[:, -1:]).unsqueeze_(0)
         if self.aggregate not in ("sum", "mean") or self.num_slots == 1:
             return None
         if prepared is not None:
-            count = elements.shape[0] if self.aggregate == "mean" else 1
-            sums = one_tile_sums(elements, None, self.attention, prepared.scores[0], count)
-            return torch.mm(sums, cast("Tensor", prepared.values)).unsqueeze_(0)
+            count = elements.shape[1] if self.aggregate == "mean" else 1
+            values = cast("Tensor", prepared.values)
+            return one_set_values(elements, self.attention, prepared.scores[0], values, count)
         if elements.numel() * self.dim_out > SMALL_PRODUCT:
             return None
         # The algorithm as printed has fewer nodes than one that folds the query into the keys.
+        elements = elements[0]
         slots = self.norm(self.draw_frame(None, None)[0][0])
         query = self.to_query(slots) * self.dim_out**-0.5
         key, value = self.to_key, self.to_value

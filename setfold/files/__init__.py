@@ -9,8 +9,8 @@ Read the modules in this order:
     engines/     turn shards into tables of partial states, in this process or on a Ray cluster
     run.py       reads, merges and writes; saves checkpoints on the way
     journal.py   the work folder: checkpoints, and what a resumed run needs
-    publish.py   moves complete outputs to their final names
+    work_folder.py  locks the outputs; moves complete outputs to their final names
     tables/      tables of states, in memory and spilled to disk
-    readers/     one reader for each file format
+    inputs.py    from paths to open files; readers/ has one reader for each file format
     partials.py  the same steps as plain functions on Arrow tables, for Dask, Spark and others
 """

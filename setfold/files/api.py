@@ -8,14 +8,13 @@ from typing import Any, Unpack
 
 from torch import nn
 
+from setfold.core.arguments import checked
 from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.passes import MultiPassSetEncoder
 from setfold.errors import InputError, StateMismatchError
-from setfold.files.arguments import checked
 from setfold.files.columns import ColumnSpec
 from setfold.files.engines import local
 from setfold.files.execute import Job, Prepare, check_outputs, execute
-from setfold.files.features import format_features
 from setfold.files.outputs import ArrowSink, sink_for
 from setfold.files.passes import encode_in_passes
 from setfold.files.request import (
@@ -37,7 +36,15 @@ from setfold.files.request import (
     with_defaults,
 )
 from setfold.files.run import Output, Summary
-from setfold.files.states import Provenance, model_from_bytes, model_to_bytes, read_provenance
+from setfold.files.states import (
+    Provenance,
+    collect_inputs,
+    common_columns,
+    merge_columns,
+    model_from_bytes,
+    model_to_bytes,
+    read_provenance,
+)
 
 
 @checked
@@ -193,9 +200,9 @@ def update_states(
 
     def prepare(without: Collection[Path]) -> Job:
         encoder = _load_encoder([old], model, allow)
-        columns = _merge_columns(requested, read_provenance(old)[2].columns, old)
+        columns = merge_columns(requested, read_provenance(old)[2].columns, old)
         plan = build_plan(encoder, inputs, columns, settings, [old], without)
-        known = _collect_inputs([old], again)
+        known = collect_inputs([old], again)
         added = resolve_stamps({n: stamp for n, stamp in plan.inputs.items() if n != str(old)})
         repeated = [name for name in added if name in known]  # even if the file has changed
         is_contained = bool(added) and in_place and not again and added.items() <= known.items()
@@ -256,8 +263,8 @@ def merge_states(
 
     def prepare(_: Collection[Path]) -> Job:
         encoder = _load_encoder(paths, model, allow)
-        columns = _common_columns(paths)
-        inputs, dtype = _collect_inputs(paths, again), dtype_of(encoder)
+        columns = common_columns(paths)
+        inputs, dtype = collect_inputs(paths, again), dtype_of(encoder)
         provenance = Provenance(model_to_bytes(encoder), inputs, columns, dtype)
         plan = build_plan(encoder, (), columns or ColumnSpec(None, None), settings, paths)
         return Job(plan, [Output(new, ArrowSink, True, provenance.metadata())])
@@ -303,97 +310,12 @@ def readout_states(
 
     def prepare(_: Collection[Path]) -> Job:
         encoder = read_by(_load_encoder([Path(states)], model, allow), head)
-        columns = _common_columns([Path(states)]) or ColumnSpec(None, None)
+        columns = common_columns([Path(states)]) or ColumnSpec(None, None)
         plan = build_plan(encoder, (), columns, settings, [Path(states)])
         return Job(plan, [Output(Path(out), sink_for(Path(out)), holds_states=False)])
 
     request = describe_request("readout", states, out, head=head)
     return execute(request, [out], prepare, local.steps, settings)
-
-
-def _merge_columns(requested: ColumnSpec, saved: ColumnSpec | None, path: Path) -> ColumnSpec:
-    """Fill in what was not requested with what the state file records.
-
-    Raises:
-        InputError: The two contradict each other.
-    """
-    if saved is None:
-        return requested
-    features = requested.features or saved.features
-    if (
-        features
-        and saved.features
-        and features != saved.features
-        and sorted(requested.named) == sorted(saved.named)
-    ):
-        raise InputError(
-            f"the states in {path} were computed from {format_features(saved.features)}, in this "
-            f"order; got {format_features(features)}. Omit --features to use the same as before."
-        )
-    kept = [name for name in requested.excluded if name in saved.named]
-    if kept:
-        raise InputError(
-            f"the states in {path} were computed from {format_features(saved.features or ())}, so "
-            f"{kept[0]!r} cannot be excluded. Omit --features to use the same as before."
-        )
-    if requested.set is not None and saved.set is None:
-        raise InputError(
-            f"in {path} each {'row' if saved.explode else 'file'} is one set, so there is no set "
-            f"column; got {requested.set!r}. Omit --set."
-        )
-    if requested.root is not None and saved.root is None:
-        ids = "in a column" if saved.set else "absolute paths"
-        raise InputError(
-            f"the set ids in {path} are {ids}, so a root would name sets differently; got "
-            f"{requested.root}. Omit --root."
-        )
-    set_column, explode = requested.set or saved.set, requested.explode or saved.explode
-    root = requested.root or saved.root
-    return ColumnSpec(features, set_column, explode, root, types=saved.types)
-
-
-def _common_columns(paths: Sequence[Path]) -> ColumnSpec | None:
-    """Return the columns of the first state file.
-
-    Raises:
-        InputError: The files do not name sets in the same way.
-    """
-    first, *others = (read_provenance(path)[2].columns for path in paths)
-    for path, columns in zip(paths[1:], others, strict=True):
-        if first and columns and _naming(first) != _naming(columns):
-            raise InputError(
-                f"cannot merge {paths[0]} and {path}: the set ids of the former are "
-                f"{_naming(first)}, those of the latter are {_naming(columns)}. Encode both in the "
-                "same way."
-            )
-    return first
-
-
-def _naming(columns: ColumnSpec) -> str:
-    """Describe what the set ids are."""
-    if columns.set is not None:
-        return "in a column"
-    kind = "absolute paths" if columns.root is None else "paths relative to a root"
-    return f"{kind} and row numbers" if columns.explode else kind
-
-
-def _collect_inputs(paths: Sequence[Path], again: bool) -> dict[str, list[int]]:
-    """Return the inputs of several state files, with their stamps.
-
-    Raises:
-        InputError: Two files share an input, and `again` is False.
-    """
-    known: dict[str, list[int]] = {}
-    for path in paths:
-        inputs = read_provenance(path)[2].inputs
-        repeated = [name for name in inputs if name in known]
-        if repeated and not again:
-            raise InputError(
-                f"several of these state files contain {repeated[0]}, which would count twice. "
-                "Merge other files, or allow it with --again."
-            )
-        known |= inputs
-    return known
 
 
 def _load_encoder(

@@ -20,8 +20,8 @@ from setfold.files.features import (
 )
 from setfold.files.ids import TYPES, check_type, show
 from setfold.files.readers.reader import listed, suggest
-from setfold.preprocessing.columns import CategoryColumn, Column, Columns
-from setfold.preprocessing.values import is_list
+from setfold.preprocessing.columns import Column, Columns, is_list
+from setfold.preprocessing.kinds import CategoryColumn
 
 ROW_ID = [("file", pa.large_string()), ("row", pa.int64())]  # the id of a row that is a set
 OPTIONAL = ("excluded", "types")  # not written if empty

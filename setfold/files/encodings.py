@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,10 +17,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.lib import format as npy
 
-from setfold.files.ids import pack, unpack
+from setfold.files.ids import pack
 from setfold.files.sealed import ARROW, SealedFile
 from setfold.files.tables.arrow import (
-    HEADER,
+    COLUMNS,
+    IDS,
     RESULT,
     as_counts,
     as_ids,
@@ -35,10 +35,8 @@ from setfold.files.tables.arrow import (
 )
 from setfold.files.tables.stream import open_arrow, reading
 
-COLUMNS = ("set", "count", "encoding")
 PREDICTION = "prediction"  # column between count and encoding, if the model predicts a target
 TARGET = "target"  # entry of the header: its name
-IDS = "ids"  # entry of the header: the columns of a set id that has several
 ADVICE = "Write it again."
 ROWS = 1 << 14  # to read at once from a Parquet file
 ZIP = b"PK\3\4"  # at the beginning of an archive
@@ -107,26 +105,8 @@ def verify_encodings(path: Path) -> Encodings:
     return found
 
 
-def split_ids(table: pa.Table, fields: Sequence[tuple[str, pa.DataType]]) -> pa.Table:
-    """Return a table of encodings with the columns of the set ids in place of the ids.
-
-    Args:
-        table: The columns set, count and encoding.
-        fields: Names and types of the columns of an id; empty if an id is one value.
-    """
-    if not fields:
-        return table
-    names, types = zip(*fields, strict=True)
-    columns = unpack(combined(table["set"]), types)
-    metadata = dict(table.schema.metadata)
-    metadata[HEADER] = json.dumps(json.loads(metadata[HEADER]) | {IDS: names}).encode()
-    others = table.drop_columns("set")
-    found = pa.table([*columns, *others.columns], names=[*names, *others.column_names])
-    return found.replace_schema_metadata(metadata)
-
-
 def ids_in(table: pa.Table) -> pa.Array:
-    """Return the set ids of encodings as one column, the inverse of `split_ids`."""
+    """Return the set ids of encodings as one column, the inverse of `outputs.split_ids`."""
     names = _ids_of(header_of(table.schema, "encodings"))
     return _joined([combined(table[name]) for name in names])
 

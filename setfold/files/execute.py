@@ -16,12 +16,11 @@ from setfold.files.columns import stored_type
 from setfold.files.journal import Journal
 from setfold.files.outputs import check_target
 from setfold.files.plan import Plan
-from setfold.files.publish import check_replaceable, verify_outputs
 from setfold.files.request import ReadOptions
 from setfold.files.results import read_result
 from setfold.files.run import Engine, Output, Run, Summary, publish, summarize_complete
-from setfold.files.tables.usable import blames_elements, reason_of
-from setfold.files.work_folder import open_work_folder
+from setfold.files.tables.absorb import blames_elements, reason_of
+from setfold.files.work_folder import check_replaceable, open_work_folder, verify_outputs
 
 
 class Job(NamedTuple):

@@ -12,9 +12,9 @@ import pyarrow.compute as pc
 import torch
 from torch import nn
 
+from setfold.core.arguments import checked
 from setfold.core.encoder import StreamingSetEncoder
 from setfold.errors import InputError
-from setfold.files.arguments import checked
 from setfold.files.columns import ColumnSpec, stored_type
 from setfold.files.engines.frames import frame_task
 from setfold.files.ids import unpack
@@ -27,8 +27,8 @@ from setfold.files.request import (
     prepare_encoder,
     read_by,
 )
+from setfold.files.tables.absorb import find_finite, find_marks
 from setfold.files.tables.arrow import combined, header_of, shape_of
-from setfold.files.tables.overflow import find_finite, find_marks
 from setfold.files.tables.store import Store
 from setfold.files.tables.table import StateTable, read_out
 

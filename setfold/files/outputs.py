@@ -6,6 +6,7 @@ A sink writes to a temporary file. The caller renames it when it is complete.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import zipfile
 from abc import ABC, abstractmethod
@@ -26,7 +27,15 @@ from setfold.core.persist import DIGEST_BYTES
 from setfold.errors import InputError
 from setfold.files.ids import unpack
 from setfold.files.sealed import SealedFile, SealedWriter
-from setfold.files.tables.arrow import RESULT, as_tensor, header_of, shape_of
+from setfold.files.tables.arrow import (
+    HEADER,
+    IDS,
+    RESULT,
+    as_tensor,
+    combined,
+    header_of,
+    shape_of,
+)
 from setfold.files.tables.stream import open_arrow
 
 MAX_ID_BYTES = 1 << 14  # of a set id in a NumPy archive; paths are shorter
@@ -206,6 +215,26 @@ class CsvSink(Sink):
     @property
     def result(self) -> str:
         return digest_of_content(self.path)
+
+
+def split_ids(table: pa.Table, fields: Sequence[tuple[str, pa.DataType]]) -> pa.Table:
+    """Return a table of encodings with the columns of the set ids in place of the ids.
+
+    `encodings.ids_in` is the inverse.
+
+    Args:
+        table: The columns set, count and encoding.
+        fields: Names and types of the columns of an id; empty if an id is one value.
+    """
+    if not fields:
+        return table
+    names, types = zip(*fields, strict=True)
+    columns = unpack(combined(table["set"]), types)
+    metadata = dict(table.schema.metadata)
+    metadata[HEADER] = json.dumps(json.loads(metadata[HEADER]) | {IDS: names}).encode()
+    others = table.drop_columns("set")
+    found = pa.table([*columns, *others.columns], names=[*names, *others.column_names])
+    return found.replace_schema_metadata(metadata)
 
 
 def digest_of_content(path: Path) -> str:

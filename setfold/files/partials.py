@@ -22,14 +22,14 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from setfold.core.arguments import checked
 from setfold.core.encoder import StreamingSetEncoder
 from setfold.errors import FileError, NonFiniteError, StateMismatchError
-from setfold.files.arguments import checked
 from setfold.files.columns import ColumnSpec
 from setfold.files.engines.frames import frame_task
 from setfold.files.kinds import open_frame
+from setfold.files.tables.absorb import find_finite, find_marks, mark_overflows, states_of
 from setfold.files.tables.arrow import FRAME, HEADER, combined
-from setfold.files.tables.overflow import find_finite, find_marks, mark_overflows, states_of
 from setfold.files.tables.packing import pack, unpack
 from setfold.files.tables.table import RowTable, StateTable, merged, read_out
 

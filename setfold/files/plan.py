@@ -20,12 +20,12 @@ from setfold.files.budget import Budget, format_size, split_memory
 from setfold.files.columns import ColumnSpec, parsed_by
 from setfold.files.engines.task import Shard, Skipped, Stamp, Task
 from setfold.files.features import Feature
-from setfold.files.inputs import Input, absolute, find_inputs
-from setfold.files.readers import Reader, open_reader
+from setfold.files.inputs import Input, absolute, find_inputs, open_reader
+from setfold.files.readers.reader import Reader
 from setfold.files.rows import rows_of
 from setfold.files.states import read_provenance
+from setfold.files.tables.absorb import TOO_LARGE, find_unusable
 from setfold.files.tables.table import check_storable, element_dtypes
-from setfold.files.tables.usable import TOO_LARGE, find_unusable
 from setfold.preprocessing.columns import columns_of
 
 SHARD_ROWS = 1 << 20

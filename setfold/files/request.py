@@ -13,9 +13,10 @@ import torch
 from torch import nn
 
 from setfold.core.composition import Composition
-from setfold.core.encoder import SetEncoder, StreamingSetEncoder
+from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.models import DTYPES
 from setfold.core.passes import MultiPassSetEncoder
+from setfold.core.primitives import SetEncoder
 from setfold.core.weights import first_tensor
 from setfold.errors import CancelledAttentionWarning, FileError, InputError
 from setfold.files.budget import parse_size

@@ -13,9 +13,8 @@ from setfold.errors import InputError
 from setfold.files.columns import ColumnSpec
 from setfold.files.features import Feature
 from setfold.files.ids import TEXT, pack
-from setfold.files.readers import BadRow
-from setfold.preprocessing.columns import Columns
-from setfold.preprocessing.values import decoded, is_list
+from setfold.files.readers.reader import BadRow
+from setfold.preprocessing.columns import Columns, decoded, is_list
 
 BLOCK_ROWS = 8192  # rows that are copied at a time; more would not fit into the CPU cache
 

@@ -17,15 +17,13 @@ from setfold.core.persist import replace_durably, sync
 from setfold.errors import FileError, InputError, NonFiniteError, SetfoldError
 from setfold.files.budget import current_memory, peak_memory
 from setfold.files.columns import stored_type
-from setfold.files.encodings import split_ids
 from setfold.files.engines.task import Shard, Skipped, Step, Task
 from setfold.files.journal import START_OVER, WorkFolder
-from setfold.files.outputs import Sink
+from setfold.files.outputs import Sink, split_ids
 from setfold.files.plan import Plan
-from setfold.files.publish import publish_outputs, report_of
 from setfold.files.results import read_totals
+from setfold.files.tables.absorb import blames_elements, find_finite, find_marks, reason_of
 from setfold.files.tables.arrow import RESULT
-from setfold.files.tables.overflow import find_finite, find_marks
 from setfold.files.tables.sorted_runs import (
     COPIES,
     merge_sorted_runs,
@@ -35,7 +33,7 @@ from setfold.files.tables.sorted_runs import (
 from setfold.files.tables.spill import BUCKETS
 from setfold.files.tables.store import Store
 from setfold.files.tables.table import StateTable, read_out
-from setfold.files.tables.usable import blames_elements, reason_of
+from setfold.files.work_folder import publish_outputs, report_of
 
 NOT_FINITE = "its {} is not finite: its elements are too large together"
 

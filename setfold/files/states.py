@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,10 +23,10 @@ import pyarrow as pa
 from torch import nn
 
 from setfold.core.models import DTYPES, load, save
-from setfold.core.state import MAX_COUNT
-from setfold.errors import DescriptionError, FileError
+from setfold.core.state_files import MAX_COUNT
+from setfold.errors import DescriptionError, FileError, InputError
 from setfold.files.columns import ColumnSpec
-from setfold.files.features import Feature
+from setfold.files.features import Feature, format_features
 from setfold.files.ids import TYPES
 from setfold.files.sealed import ARROW, SealedFile
 from setfold.files.tables.arrow import (
@@ -178,6 +178,97 @@ def _columns_from(value: Any) -> ColumnSpec | None:
     if not (named and texts and isinstance(explode, bool)):
         raise ValueError(f"expected the columns that were read; got {value!r:.60}")
     return ColumnSpec(features, column, explode, root, types=types)
+
+
+# ---- what several state files have in common -----------------------------------------------------
+
+
+def merge_columns(requested: ColumnSpec, saved: ColumnSpec | None, path: Path) -> ColumnSpec:
+    """Fill in what was not requested with what the state file records.
+
+    Raises:
+        InputError: The two contradict each other.
+    """
+    if saved is None:
+        return requested
+    features = requested.features or saved.features
+    if (
+        features
+        and saved.features
+        and features != saved.features
+        and sorted(requested.named) == sorted(saved.named)
+    ):
+        raise InputError(
+            f"the states in {path} were computed from {format_features(saved.features)}, in this "
+            f"order; got {format_features(features)}. Omit --features to use the same as before."
+        )
+    kept = [name for name in requested.excluded if name in saved.named]
+    if kept:
+        raise InputError(
+            f"the states in {path} were computed from {format_features(saved.features or ())}, so "
+            f"{kept[0]!r} cannot be excluded. Omit --features to use the same as before."
+        )
+    if requested.set is not None and saved.set is None:
+        raise InputError(
+            f"in {path} each {'row' if saved.explode else 'file'} is one set, so there is no set "
+            f"column; got {requested.set!r}. Omit --set."
+        )
+    if requested.root is not None and saved.root is None:
+        ids = "in a column" if saved.set else "absolute paths"
+        raise InputError(
+            f"the set ids in {path} are {ids}, so a root would name sets differently; got "
+            f"{requested.root}. Omit --root."
+        )
+    set_column, explode = requested.set or saved.set, requested.explode or saved.explode
+    root = requested.root or saved.root
+    return ColumnSpec(features, set_column, explode, root, types=saved.types)
+
+
+def common_columns(paths: Sequence[Path]) -> ColumnSpec | None:
+    """Return the columns of the first state file.
+
+    Raises:
+        InputError: The files do not name sets in the same way.
+    """
+    first, *others = (read_provenance(path)[2].columns for path in paths)
+    for path, columns in zip(paths[1:], others, strict=True):
+        if first and columns and _naming(first) != _naming(columns):
+            raise InputError(
+                f"cannot merge {paths[0]} and {path}: the set ids of the former are "
+                f"{_naming(first)}, those of the latter are {_naming(columns)}. Encode both in the "
+                "same way."
+            )
+    return first
+
+
+def _naming(columns: ColumnSpec) -> str:
+    """Describe what the set ids are."""
+    if columns.set is not None:
+        return "in a column"
+    kind = "absolute paths" if columns.root is None else "paths relative to a root"
+    return f"{kind} and row numbers" if columns.explode else kind
+
+
+def collect_inputs(paths: Sequence[Path], again: bool) -> dict[str, list[int]]:
+    """Return the inputs of several state files, with their stamps.
+
+    Raises:
+        InputError: Two files share an input, and `again` is False.
+    """
+    known: dict[str, list[int]] = {}
+    for path in paths:
+        inputs = read_provenance(path)[2].inputs
+        repeated = [name for name in inputs if name in known]
+        if repeated and not again:
+            raise InputError(
+                f"several of these state files contain {repeated[0]}, which would count twice. "
+                "Merge other files, or allow it with --again."
+            )
+        known |= inputs
+    return known
+
+
+# ---- models in state files -------------------------------------------------------------------------
 
 
 def model_to_bytes(model: nn.Module) -> bytes | None:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from setfold.core import persist
-from setfold.core.locks import hold
 from setfold.core.models import load
+from setfold.core.persist import hold
 from setfold.core.state import SetState
 from setfold.core.structure import foreign_names
 from setfold.errors import FileError

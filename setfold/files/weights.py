@@ -21,16 +21,16 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor, nn
 
+from setfold.core.arguments import checked
 from setfold.core.persist import replace_durably
 from setfold.errors import InputError
-from setfold.files.arguments import checked
 from setfold.files.columns import ColumnSpec
 from setfold.files.engines.task import Shard, Task
 from setfold.files.execute import Job, execute
 from setfold.files.ids import unpack
+from setfold.files.inputs import open_reader
 from setfold.files.outputs import ArrowSink, check_target
 from setfold.files.passes import find_places
-from setfold.files.readers import open_reader
 from setfold.files.request import (
     InputNames,
     ReadOptions,
@@ -49,7 +49,7 @@ from setfold.files.run import Output
 from setfold.files.states import Provenance
 from setfold.files.tables.arrow import combined
 from setfold.files.tables.table import StateTable
-from setfold.preprocessing.values import is_list
+from setfold.preprocessing.columns import is_list
 
 STATE_BYTES = 1 << 24  # of states that are expanded at once, one for each row
 ROW, WEIGHT = "row", "weight"

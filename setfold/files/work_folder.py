@@ -1,23 +1,34 @@
-"""The beginning and the end of a run's work folder: one run for each output, and what is kept."""
+"""The beginning and the end of a run's work folder.
+
+At the beginning, a run locks its outputs, and finds the checkpoint of an interrupted run. At the
+end, complete outputs get their final names. Nothing is replaced that the user wants to keep.
+"""
 
 from __future__ import annotations
 
+import errno
 import shutil
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from setfold.core.locks import hold
-from setfold.core.persist import is_full_disk, sync
+from setfold.core.persist import hold, is_full_disk, replace_durably, sync
 from setfold.errors import FileError, InputError
+from setfold.files.encodings import verify_encodings
+from setfold.files.engines.task import Stamp
 from setfold.files.journal import (
+    START_OVER,
     Journal,
     WorkFolder,
     check_folder,
     read_journal,
     to_json_value,
 )
+from setfold.files.outputs import CsvSink, digest_of_content, sink_for
+from setfold.files.results import published_result
+from setfold.files.states import read_states
 
 
 @contextmanager
@@ -151,3 +162,125 @@ def _describe_end(folder: Path, is_complete: bool) -> str:
         "There was no checkpoint yet, so nothing is kept, and no output has changed. Start again "
         "with the same command, with or without --resume."
     )
+
+
+# ---- the end: outputs get their final names ----------------------------------------------------
+
+
+def check_replaceable(
+    path: Path, digest: str | None, *, replaces: Sequence[int] | None, overwrite: bool
+) -> None:
+    """Raise an error if a file exists that an output must not replace.
+
+    Args:
+        path: The final name of the output.
+        digest: What the output is the result of. A file with the same digest may be replaced.
+        replaces: The stamp of the state file that is updated in place; None for other outputs.
+        overwrite: Whether the user allows to replace existing files.
+    """
+    if not path.exists() or (digest is not None and published_result(path) == digest):
+        return
+    if replaces is not None:
+        if tuple(replaces) != Stamp.of(path):
+            raise FileError(
+                f"{path} has changed since this run began, so the changes would be lost. "
+                f"{START_OVER}"
+            )
+    elif not overwrite:
+        raise InputError(
+            f"{path} exists{'' if digest is None else ', but it is not the result of this command'}"
+            ". Choose another output, or replace it with --overwrite."
+            + (" To keep it if this command wrote it, pass --resume." if digest is None else "")
+        )
+
+
+def publish_outputs(work: WorkFolder) -> str | None:
+    """Move the outputs of a complete run to their final names, except those that are there.
+
+    Returns:
+        The list of what was skipped, next to the first output; None if nothing was.
+
+    Raises:
+        InputError: A file has appeared that must not be replaced.
+        FileError: A state file that is updated in place has changed, or an output is lost.
+    """
+    journal = work.journal
+    assert journal is not None
+    finals = [Path(final) for final in journal.outputs.values()]
+    for name, final in journal.outputs.items():
+        _check(work.folder / name, Path(final), journal.digests[name], journal)
+    for name, final in journal.outputs.items():
+        if (work.folder / name).exists():
+            _move(work.folder / name, Path(final))
+    report = report_of(finals[0])
+    if work.skipped_file.exists():
+        work.skipped_file.replace(report)
+    elif not journal.skipped:  # the list of an earlier run
+        report.unlink(missing_ok=True)
+    for folder in {final.parent for final in finals}:
+        sync(folder)
+    return str(report) if journal.skipped else None
+
+
+def verify_outputs(work: WorkFolder) -> None:
+    """Read the outputs of an interrupted run completely, before they get their final names.
+
+    Raises:
+        FileError: One of them is damaged.
+    """
+    journal = work.journal
+    assert journal is not None
+    only_states = journal.request["command"] in ("update", "merge")
+    for number, (name, final) in enumerate(journal.outputs.items()):
+        path = work.folder / name
+        if not path.exists():  # it has its final name already
+            continue
+        try:
+            if only_states or number > 0:
+                deque(read_states(path), maxlen=0)
+            elif sink_for(Path(final)) is CsvSink:
+                if digest_of_content(path) != journal.digests[name]:
+                    raise FileError(f"{path} is corrupt: it has changed.")
+            else:
+                verify_encodings(path)
+        except FileError as error:
+            raise FileError(f"a complete output was damaged: {error} {START_OVER}") from error
+
+
+def report_of(out: Path) -> Path:
+    """Return where rows, files and sets are listed that were skipped."""
+    return out.with_name(out.name + ".skipped.jsonl")
+
+
+def _check(path: Path, final: Path, digest: str, journal: Journal) -> None:
+    if path.exists():
+        overwrite, replaces = journal.overwrite, journal.replaces
+        check_replaceable(final, digest, replaces=replaces, overwrite=overwrite)
+    elif published_result(final) != digest:
+        raise FileError(f"{final} was complete, but it is missing or has changed. {START_OVER}")
+
+
+def _move(path: Path, final: Path) -> None:
+    """Move a file whose content is on the disk, also to another disk. The caller syncs the name."""
+    try:
+        path.replace(final)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        _move_to_another_disk(path, final)
+
+
+def _move_to_another_disk(path: Path, final: Path) -> None:
+    temporary = final.with_name(f".{final.name}.part")  # of its own, because `final` is locked
+    try:
+        shutil.copyfile(path, temporary)
+        replace_durably(temporary, final)
+    except BaseException as error:
+        temporary.unlink(missing_ok=True)
+        if is_full_disk(error):
+            raise FileError(
+                f"the disk of {final} is full. Free some space, then run the same command with "
+                f"--resume. The complete output is kept in {path.parent}."
+            ) from None  # with no cause: it is not the disk of the work folder
+        raise
+    path.unlink()

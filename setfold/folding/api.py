@@ -16,14 +16,15 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
 from setfold.core.arguments import check_sizes
-from setfold.core.encoder import SetEncoder, StreamingSetEncoder
+from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.inputs import check_batch_size, check_kind
 from setfold.core.passes import MultiPassSetEncoder
+from setfold.core.primitives import SetEncoder
 from setfold.core.weights import first_tensor
 from setfold.errors import InputError
 from setfold.folding.merge import agree, all_merge
 from setfold.folding.messages import rank_and_size, report_failure
-from setfold.folding.replay import Begin, Begun, replayable_fold, update
+from setfold.folding.replay import Begin, Begun, replayable_fold
 from setfold.folding.source import Array, Chunks, Source, Tiles, fresh_seed, seeded, type_names
 from setfold.kernels.modes import transforms
 
@@ -179,7 +180,8 @@ def _plain_fold(begin: Begin, source: Source) -> Begun:
     for number, chunk in source.read():
         encoder, state = begun or begin(source.sets_in(chunk))
         with source.same_draws(number, chunk.elements.device):
-            begun = encoder, update(encoder, state, chunk)
+            state = encoder.update(state, chunk.elements, mask=chunk.mask, index=chunk.index)
+            begun = encoder, state
     return begun or begin(None)
 
 

@@ -18,7 +18,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from setfold.core.state import SetState
-from setfold.core.statistic import Statistics, describe_fields, join
+from setfold.core.state_files import describe_fields
+from setfold.core.statistic import Statistics, join
 from setfold.errors import DistributedError, InputError, StateMismatchError
 from setfold.folding.messages import (
     Message,

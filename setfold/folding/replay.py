@@ -49,11 +49,6 @@ def replayable_fold(begin: Begin, source: Source, samples: int | None = None) ->
     return replay.encoder, replay.tracked()
 
 
-def update(encoder: StreamingSetEncoder, state: SetState, chunk: Chunk) -> SetState:
-    """The state after one more chunk."""
-    return encoder.update(state, chunk.elements, mask=chunk.mask, index=chunk.index)
-
-
 class _Replay:
     """One fold, and what it takes to run it again."""
 
@@ -95,7 +90,9 @@ class _Replay:
         if chunk.elements.requires_grad:
             self.wanting[number] = chunk.elements
         with torch.no_grad(), self.source.same_draws(number, chunk.elements.device):
-            after = update(self.encoder, self.state, chunk)
+            after = self.encoder.update(
+                self.state, chunk.elements, mask=chunk.mask, index=chunk.index
+            )
         for name, origins in self.origins.items():
             parts = self.state.statistics[name], after.statistics[name]
             for origin, old, new in zip(origins, *parts, strict=True):
@@ -183,24 +180,17 @@ class _Replay:
         encoder, blank = self.encoder, self.blank
         absorb = partial(absorb_for_gradients, encoder) if self.gradients_only else encoder.absorb
         if chunk.index is None and (encoder.batched_slots or not blank.has_own_slots):
-            elements, mask, context = chunk.elements, chunk.mask, blank.context
-            return absorb_dense(
-                encoder,
-                self.fields,
-                elements,
-                mask,
-                context,
-                self.leaves,
-                split=True,
-                absorb=absorb,
-            )
+            given = chunk.elements, chunk.mask, blank.context, self.leaves
+            return absorb_dense(encoder, self.fields, *given, split=True, absorb=absorb)
         found = {name: tuple(p.clone() for p in ps) for name, ps in blank.statistics.items()}
         added = arrivals(encoder, blank, chunk, self.leaves, split=True, absorb=absorb)
         for sets, own in added:
             for name, parts in own.items():
                 held = found[name]
                 found[name] = tuple(
-                    whole.index_copy(0, sets, part.to(whole.dtype))
+                    part.to(whole.dtype)
+                    if sets is None
+                    else whole.index_copy(0, sets, part.to(whole.dtype))
                     for whole, part in zip(held, parts, strict=True)
                 )
         return found
@@ -389,14 +379,14 @@ def _without_hooks(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
 @contextmanager
 def _in_modes(modes: Sequence[tuple[nn.Module, bool]]) -> Iterator[None]:
     """A context in which modules are in the modes that they had during the fold."""
-    now = [module.training for module, _ in modes]
+    changed = [(module, then) for module, then in modes if module.training != then]
     try:
-        for module, training in modes:
-            module.training = training
+        for module, then in changed:
+            module.training = then
         yield
     finally:
-        for (module, _), training in zip(modes, now, strict=True):
-            module.training = training
+        for module, then in changed:
+            module.training = not then
 
 
 def _autocast_now(device: torch.device) -> Callable[[], Any]:

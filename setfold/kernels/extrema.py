@@ -10,9 +10,9 @@ from torch.nn.functional import linear
 
 from setfold.kernels.modes import needs_plain_formula
 from setfold.kernels.scores import EPSILON, FoldedScores, Projection, Scores, weigh
-from setfold.kernels.tiles import MAX_ROWS, tiles
+from setfold.kernels.tiles import limits, tiles
+from setfold.native import dispatch as native
 
-TILE_BYTES = 1 << 20  # for the contributions of one slot
 MANY_WINS = 8  # (slot, channel) pairs per element from which on nearly every element is a winner
 
 
@@ -91,9 +91,17 @@ def _maximum(
     tracked: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """The maximum (B, K, d_out) of sign * contributions and, if tracked, where it is attained."""
+    if isinstance(scores, FoldedScores):
+        weight, bias = projection
+        bias = weight.new_zeros(len(weight)) if bias is None else bias
+        values = torch.cat([weight, bias.unsqueeze(1)], 1).t()  # (d + 1, d_out)
+        found = native.extrema(elements, mask, scores.matrix, attention, values, sign > 0, tracked)
+        if found is not None:
+            return found[0].mul_(sign), found[1]
     batch, length, _ = elements.shape
     dim_out = projection[0].shape[0]
-    rows = min(MAX_ROWS, max(1, TILE_BYTES // (elements.element_size() * dim_out)))
+    most = limits(elements.device)
+    rows = min(most.rows, max(1, most.size // (2 * elements.element_size() * dim_out)))
     shape = (batch, scores.num_slots, dim_out)
     best = elements.new_full(shape, -torch.inf)
     winners = torch.zeros(shape, dtype=torch.long, device=elements.device) if tracked else None

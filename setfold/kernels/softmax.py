@@ -23,6 +23,7 @@ from setfold.kernels.replay import replayed_gradients
 from setfold.kernels.scores import FoldedScores, Projection, Scores, has_own_slots
 from setfold.kernels.sums import PLAIN_ROWS, transposed_product
 from setfold.kernels.tiles import tile_rows, tiles
+from setfold.native import dispatch as native
 
 FEW_ROWS = 64
 
@@ -53,6 +54,10 @@ def softmax_sums(
         summed = width if projection is None else projection[0].shape[0]
         return elements.new_full(shape, -torch.inf), elements.new_zeros(*shape, summed + 1)
     plain = needs_plain_formula()
+    if not (plain or torch.is_grad_enabled()):
+        compiled = _compiled(elements, mask, scores, projection, over_slots)
+        if compiled is not None:
+            return compiled
     if plain or batch * length <= PLAIN_ROWS or has_own_slots(scores):
         logits = _mask_logits(_normalized(scores.logits(elements), over_slots), mask)
         peak = logits.detach().amax(1) if plain else _largest(logits.detach())  # (B, Q)
@@ -79,6 +84,19 @@ def one_tile_log_weights(elements: Tensor, matrix: Tensor) -> tuple[Tensor, Tens
         return logits.squeeze(0), padded.expand(matrix.shape[1], -1)
     peak = logits.amax(0)
     return peak, transposed_product(logits.sub_(peak).exp_(), padded)
+
+
+def _compiled(
+    elements: Tensor,
+    mask: Tensor | None,
+    scores: Scores,
+    projection: Projection | None,
+    over_slots: bool,
+) -> tuple[Tensor, Tensor] | None:
+    """Peak and sums by the compiled kernel; None if it does not know this form of scores."""
+    if over_slots or projection is not None or not isinstance(scores, FoldedScores):
+        return None
+    return native.softmax(elements, mask, scores.matrix)
 
 
 def exponentials(logits: Tensor, peak: Tensor) -> Tensor:
@@ -116,9 +134,14 @@ def _stream(
     over_slots: bool,
 ) -> tuple[Tensor, Tensor]:
     """Peak and sums, tile by tile without a graph."""
+    compiled = _compiled(elements, mask, scores, projection, over_slots)
+    if compiled is not None:
+        return compiled
     batch, length, width = elements.shape
     precise = accumulator_dtype(elements.device)
-    rows = min(tile_rows(width + scores.room, elements.element_size()), batch * length)
+    rows = min(
+        tile_rows(width + scores.room, elements.element_size(), elements.device), batch * length
+    )
     shape = (batch, scores.num_slots)
     summed = width if projection is None else projection[0].shape[0]
     peak = torch.full(shape, -torch.inf, dtype=precise, device=elements.device)
@@ -203,7 +226,7 @@ class _Streamed(torch.autograd.Function):
             return _weighted_sums(_values(tile, projection), logits, top)
 
         room = _parts(ctx.form, tensors)[0].room
-        rows = tile_rows(elements.shape[2] + room, elements.element_size())
+        rows = tile_rows(elements.shape[2] + room, elements.element_size(), elements.device)
         peaks = (finite(peak.to(elements.dtype)),)
         needs = [need_elements, *need_tensors]
         element_grad, tensor_grads = replayed_gradients(
@@ -232,6 +255,12 @@ def _folded_gradients(
     If the logits were normalized over slots, dL/d(logits before) = dL/dl - W sum_k dL/dl_k, with
     the weights W = exp(l) = w exp(m).
     """
+    if not over_slots:
+        compiled = native.gradients(
+            *(elements, mask, augmented, "exponential", sums_grad, finite(peak), need_elements)
+        )
+        if compiled is not None:
+            return compiled[0], compiled[1].to(augmented.dtype)
     batch, length, width = elements.shape
     num_logits = augmented.shape[1]
     scores, matrix = FoldedScores(augmented), augmented[:-1]
@@ -240,7 +269,9 @@ def _folded_gradients(
     highest = finite(peak.to(elements.dtype))  # (B, Q)
     grads = torch.zeros_like(augmented, dtype=accumulator_dtype(elements.device))
     elements_grad = torch.empty_like(elements) if need_elements else None
-    rows = min(tile_rows(width + 2 * num_logits, elements.element_size()), batch * length)
+    rows = min(
+        tile_rows(width + 2 * num_logits, elements.element_size(), elements.device), batch * length
+    )
     room, ones = elements.new_empty(3, rows, num_logits), elements.new_ones(num_logits)
     for sets, part in tiles(batch, length, rows):
         tile = elements[sets, part]

@@ -1,6 +1,6 @@
 """sum_i W_ij [x_i, 1] over the elements of each set, in constant memory.
 
-There are three implementations:
+Compiled kernels run where they can (`setfold.native`). There are three implementations in torch:
 
 - `plain_sums`, the formula itself. It is compiled, exported, used by function transforms and for
   gradients of small inputs, and run on each tile by the replay.
@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from setfold.kernels import gpu
 from setfold.kernels.modes import accumulator_dtype, differentiate_again, needs_plain_formula
-from setfold.kernels.ragged import Group, gather, packs
+from setfold.kernels.ragged import Group, gather, group_by_length, packs
 from setfold.kernels.replay import summed_over_tiles
 from setfold.kernels.scores import (
     EPSILON,
@@ -33,6 +34,7 @@ from setfold.kernels.scores import (
     weigh_few_,
 )
 from setfold.kernels.tiles import is_one_tile, tile_rows, tiles
+from setfold.native import dispatch as native
 
 PLAIN_ROWS = 4096  # up to here plain autograd is faster than recomputing
 PACK_SETS = 256  # sets of a ragged batch whose sums are made together
@@ -74,7 +76,7 @@ def slot_sums(
         if tracked:
             return _FoldedSums.apply(elements, mask, attention, gradients_only, *scores)
         return _folded_forward(elements, mask, attention, *scores)
-    rows = tile_rows(width + scores.room, elements.element_size())
+    rows = tile_rows(width + scores.room, elements.element_size(), elements.device)
     function = partial(_sums_from_tensors, attention, type(scores), len(scores))
     tensors = (*scores, *(projection or ()))
     return summed_over_tiles(function, rows, elements, mask, tensors, gradients_only)
@@ -82,32 +84,53 @@ def slot_sums(
 
 def ragged_sums(
     elements: Tensor,
-    groups: Iterable[Group],
+    index: Tensor,
+    batch_size: int,
     scores: Scores,
     attention: str,
     projection: Projection | None = None,
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """`slot_sums` of sets of different lengths, without a graph, some sets at a time.
-
-    Weights are made of rows whatever their set; only the products know of sets. So many groups
-    cost little more than one. A set of very many rows comes in several parts, to be added up.
+) -> Iterator[tuple[Tensor | None, Tensor]]:
+    """`slot_sums` of sets of different lengths, without a graph, all sets or some at a time.
 
     Args:
         elements: (N, d), the rows of all sets, float32 or float64 on the CPU.
-        groups: which rows make which set, from `group_by_length`.
+        index: (N,), the set of each row, from 0 to `batch_size` - 1.
+        batch_size: the number of sets.
         scores: what turns elements into logits over K slots, the same for all sets.
         attention: "sigmoid" or "softmax", both over slots.
         projection: weight (d_out, d) and bias of the value; None sums the elements themselves.
 
     Yields:
-        The numbers of some sets (b,), and sum_i W_ij [x_i, 1] (b, K, p + 1) of each.
+        The numbers of some sets (b,), or None for all, and sum_i W_ij [x_i, 1] (b, K, p + 1) of
+        each.
+    """
+    if isinstance(scores, FoldedScores) and projection is None:
+        found = native.ragged_sums(elements, index, batch_size, scores.matrix, attention)
+        if found is not None:
+            yield None, found
+            return
+    groups = group_by_length(index, batch_size)
+    yield from _grouped_sums(elements, groups, scores, attention, projection)
+
+
+def _grouped_sums(
+    elements: Tensor,
+    groups: Iterable[Group],
+    scores: Scores,
+    attention: str,
+    projection: Projection | None,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """`ragged_sums`, some sets at a time.
+
+    Weights are made of rows whatever their set; only the products know of sets. So many groups
+    cost little more than one. A set of very many rows comes in several parts, to be added up.
     """
     if isinstance(scores, FoldedScores):
         scores = FoldedScores(scores.matrix.contiguous())
     elements = elements.resolve_neg()  # for numpy
     width, num_slots = elements.shape[1], scores.num_slots
     summed = width if projection is None else projection[0].shape[0]
-    most_rows = tile_rows(width + scores.room, elements.element_size())
+    most_rows = tile_rows(width + scores.room, elements.element_size(), elements.device)
     ones, tiles_room = elements.new_ones(num_slots), elements.new_empty(most_rows, width)
     logits_room = elements.new_empty(most_rows, num_slots)
     for pack in packs(groups, most_rows, PACK_SETS):
@@ -187,6 +210,40 @@ def _sums_from_tensors(
     return plain_sums(elements, mask, attention, scores, projection)  # type: ignore[arg-type]  # likewise
 
 
+def total(values: Tensor, mask: Tensor | None) -> Tensor:
+    """The sums (B, ...) of values (B, n, ...) over the elements that are present, in float64."""
+    if not needs_plain_formula() and values.dim() == 3:
+        if torch.is_grad_enabled() and values.requires_grad:
+            return _Total.apply(values, mask)
+        found = native.totals(values, mask)
+        if found is not None:
+            return found
+    return _plain_total(values, mask)
+
+
+def _plain_total(values: Tensor, mask: Tensor | None) -> Tensor:
+    if mask is not None:
+        values = values * mask.view(*mask.shape, *[1] * (values.dim() - 2))
+    return values.sum(1, dtype=accumulator_dtype(values.device))
+
+
+class _Total(torch.autograd.Function):
+    """`total`, whose gradient is not computed in float64 for every element."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, mask: Tensor | None) -> Tensor:
+        ctx.save_for_backward(mask)
+        ctx.shape, ctx.dtype = values.shape, values.dtype
+        found = native.totals(values, mask)
+        return _plain_total(values, mask) if found is None else found
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (mask,) = ctx.saved_tensors
+        spread = grad.to(ctx.dtype).unsqueeze(1).expand(ctx.shape)
+        return spread if mask is None else spread * mask.unsqueeze(-1), None
+
+
 def _unweighted_sums(
     elements: Tensor, mask: Tensor | None, projection: Projection | None
 ) -> Tensor:
@@ -219,11 +276,20 @@ def transposed_product(left: Tensor, right: Tensor) -> Tensor:
 def _folded_forward(
     elements: Tensor, mask: Tensor | None, attention: str, matrix: Tensor
 ) -> Tensor:
+    found = native.sums(elements, mask, matrix, attention)
+    if found is None:
+        found = gpu.sums(elements, mask, matrix, attention)
+    if found is not None:
+        return found
     batch, length, width = elements.shape
     num_slots = matrix.shape[1]
     precise = accumulator_dtype(elements.device)
     few = is_one_tile(batch * length)
-    rows = batch * length if few else tile_rows(width + num_slots, elements.element_size())
+    rows = (
+        batch * length
+        if few
+        else tile_rows(width + num_slots, elements.element_size(), elements.device)
+    )
     if batch == 1 and length <= rows:
         shown = None if mask is None else mask[0]
         return one_tile_sums(elements[0], shown, attention, matrix).unsqueeze_(0)
@@ -247,6 +313,31 @@ def _folded_forward(
             total[sets] = torch.bmm(weights.transpose(1, 2), tile)
             mass[sets] = weights.sum(1)
     return sums
+
+
+def one_set_sums(elements: Tensor, attention: str, matrix: Tensor) -> Tensor:
+    """`slot_sums` (1, K, d + 1) of one small set without a graph, in as few calls as possible.
+
+    Args:
+        elements: (1, n, d).
+        attention: "sigmoid" or "softmax", both over slots.
+        matrix: (d + 1, K), of the scores, contiguous.
+    """
+    found = native.one_set_sums(elements, matrix, attention)
+    if found is not None:
+        return found
+    return one_tile_sums(elements[0], None, attention, matrix).unsqueeze_(0)
+
+
+def one_set_values(
+    elements: Tensor, attention: str, matrix: Tensor, values: Tensor, divisor: int
+) -> Tensor:
+    """`one_set_sums` times `values` (d + 1, d_out), over a divisor: (1, K, d_out)."""
+    found = native.encode(elements, matrix, attention, values, divisor)
+    if found is not None:
+        return found
+    sums = one_tile_sums(elements[0], None, attention, matrix, divisor)
+    return torch.mm(sums, values).unsqueeze_(0)
 
 
 def one_tile_sums(
@@ -300,6 +391,13 @@ class _FoldedSums(torch.autograd.Function):
             inputs = (elements, augmented)
             of_elements, of_matrix = differentiate_again(formula, inputs, needs, sums_grad)
             return of_elements, None, None, None, of_matrix
+        arguments = (elements, mask, augmented, ctx.attention, sums_grad)
+        need = ctx.needs_input_grad[0]
+        compiled = native.gradients(*arguments, need_elements=need)
+        if compiled is None:
+            compiled = gpu.gradients(*arguments, need_elements=need)
+        if compiled is not None:
+            return compiled[0], None, None, None, compiled[1].to(augmented.dtype)
         batch, length, width = elements.shape
         num_slots = augmented.shape[1]
         matrix, offset = augmented[:-1].contiguous(), augmented[-1].contiguous()
@@ -308,7 +406,10 @@ class _FoldedSums(torch.autograd.Function):
         upstream = total_grad.transpose(1, 2).contiguous()  # (B, d, K)
         grads = torch.zeros_like(augmented, dtype=accumulator_dtype(elements.device))
         elements_grad = torch.empty_like(elements) if ctx.needs_input_grad[0] else None
-        rows = min(tile_rows(width + 2 * num_slots, elements.element_size()), batch * length)
+        rows = min(
+            tile_rows(width + 2 * num_slots, elements.element_size(), elements.device),
+            batch * length,
+        )
         ones, room = elements.new_ones(num_slots), elements.new_empty(4, rows, num_slots)
         for sets, part in tiles(batch, length, rows):
             tile = elements[sets, part]

@@ -1,12 +1,30 @@
-"""How a batch of sets is split into tiles that fit in the cache."""
+"""How a batch of sets is split into tiles: they fit in a CPU's cache, or keep a device busy."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
-TILE_BYTES = 2 << 20
-MIN_ROWS, MAX_ROWS = 512, 16384
+import torch
+
+
+class Limits(NamedTuple):
+    """How large a tile may be."""
+
+    size: int  # in bytes
+    rows: int
+
+
+CACHE = Limits(2 << 20, 16384)
+DEVICE = Limits(64 << 20, 1 << 20)  # every operation on a tile is a launch
+CPU = torch.device("cpu")
+MIN_ROWS = 512
+
+
+def limits(device: torch.device) -> Limits:
+    """The limits for tiles of tensors on a device."""
+    return CACHE if device.type == "cpu" else DEVICE
 
 
 def is_one_tile(length: int) -> bool:
@@ -14,14 +32,19 @@ def is_one_tile(length: int) -> bool:
     return length <= MIN_ROWS
 
 
-def tile_rows(width: int, itemsize: int = 4) -> int:
-    """The number of rows of `width` numbers in about 2 MiB: a power of two from 512 to 16384.
+def tile_rows(width: int, itemsize: int = 4, device: torch.device = CPU) -> int:
+    """The number of rows of `width` numbers in a tile: a power of two, at least 512.
+
+    On a CPU that is about 2 MiB and at most 16384 rows.
 
     >>> tile_rows(64 + 32), tile_rows(5 + 16), tile_rows(10_000)
     (4096, 16384, 512)
+    >>> tile_rows(64 + 32, device=torch.device("cuda"))
+    131072
     """
-    rows = 2 ** round(math.log2(TILE_BYTES / (itemsize * max(width, 1))))
-    return min(MAX_ROWS, max(MIN_ROWS, rows))
+    most = limits(device)
+    rows = 2 ** round(math.log2(most.size / (itemsize * max(width, 1))))
+    return min(most.rows, max(MIN_ROWS, rows))
 
 
 def tiles(batch: int, length: int, rows: int) -> Iterator[tuple[slice, slice]]:

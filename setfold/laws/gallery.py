@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from torch import nn
 
 from setfold.core.composition import Composition
-from setfold.core.encoder import SetEncoder
 from setfold.core.passes import LayeredSetEncoder
+from setfold.core.primitives import SetEncoder
 from setfold.encoders.attention_pool import AttentionPool, GatedAttentionPool
 from setfold.encoders.concat import Concat
 from setfold.encoders.deep_sets import DeepSets, Pool

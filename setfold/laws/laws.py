@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from setfold.core.encoder import SetEncoder, StreamingSetEncoder
+from setfold.core.encoder import StreamingSetEncoder
+from setfold.core.primitives import SetEncoder
 from setfold.core.state import SetState
 from setfold.folding.api import fold
 from setfold.folding.replay import replayable_fold

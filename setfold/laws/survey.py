@@ -12,7 +12,7 @@ import torch
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 
-from setfold.core.encoder import SetEncoder
+from setfold.core.primitives import SetEncoder
 from setfold.laws.gallery import CHUNK, DIM_IN, EXHIBITS, Exhibit
 from setfold.laws.law import difference
 from setfold.laws.laws import LAWS

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from setfold.core.arguments import check_choice, check_sizes
-from setfold.core.encoder import SetEncoder
+from setfold.core.primitives import SetEncoder
 from setfold.core.statistic import spread
 from setfold.core.whole import WholeSetEncoder
 from setfold.encoders.slot_set import SlotSetEncoder

@@ -37,8 +37,9 @@ from setfold.encoders.places import Grid
 from setfold.encoders.slot_set import SlotSetEncoder
 from setfold.encoders.summary import SummaryStatistics
 from setfold.errors import InputError
-from setfold.preprocessing.columns import Columns, TimeColumn
+from setfold.preprocessing.columns import Columns
 from setfold.preprocessing.heads import GridHead, ResidualHead, Standardize
+from setfold.preprocessing.kinds import TimeColumn
 from setfold.preprocessing.relative import RelativeLayer
 from setfold.preprocessing.targets import Classes, Target
 

@@ -11,11 +11,11 @@ import numpy as np
 import pyarrow as pa
 
 from setfold.errors import InputError
-from setfold.files.readers import open_reader
+from setfold.files.inputs import open_reader
 from setfold.learning.sources import BATCH_ROWS, Source
-from setfold.preprocessing.columns import NumberColumn
+from setfold.preprocessing.columns import as_text, decoded, is_text
+from setfold.preprocessing.kinds import NumberColumn
 from setfold.preprocessing.targets import Classes, Quantity, Target
-from setfold.preprocessing.values import as_text, decoded, is_text
 
 FEW_CLASSES = 20  # whole numbers with at most so many different values are classes
 SHOWN = 5  # names in an error message

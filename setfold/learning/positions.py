@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from setfold.errors import InputError
-from setfold.preprocessing.columns import Column, Columns, NumberColumn, VectorColumn
+from setfold.preprocessing.columns import Column, Columns
+from setfold.preprocessing.kinds import NumberColumn, VectorColumn
 
 # Names of coordinates, in lower case. The first group of which a table has all is taken.
 NAMES = (

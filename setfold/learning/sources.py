@@ -13,17 +13,11 @@ import pyarrow.compute as pc
 from setfold.errors import FileError, InputError
 from setfold.files.columns import ColumnSpec
 from setfold.files.features import Feature
-from setfold.files.inputs import Input, find_inputs
-from setfold.files.readers import open_reader
+from setfold.files.inputs import Input, find_inputs, open_reader
 from setfold.files.rows import rows_of
-from setfold.preprocessing.columns import (
-    Columns,
-    NumberColumn,
-    TimeColumn,
-    VectorColumn,
-)
+from setfold.preprocessing.columns import Columns, as_text, decoded, is_list, is_text
 from setfold.preprocessing.fitting import can_be_fitted
-from setfold.preprocessing.values import as_text, decoded, is_list, is_text
+from setfold.preprocessing.kinds import NumberColumn, TimeColumn, VectorColumn
 
 BATCH_ROWS = 1 << 16
 

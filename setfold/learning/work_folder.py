@@ -8,8 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from setfold.core.locks import hold
-from setfold.core.persist import write_atomically
+from setfold.core.persist import hold, write_atomically
 from setfold.errors import FileError, InputError
 
 LOCK, REQUEST = "lock", "request.json"

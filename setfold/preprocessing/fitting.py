@@ -13,14 +13,15 @@ import torch
 
 from setfold.errors import InputError
 from setfold.preprocessing.columns import (
-    CategoryColumn,
     Column,
     Columns,
-    NumberColumn,
-    TimeColumn,
-    VectorColumn,
+    as_numbers,
+    as_text,
+    decoded,
+    is_text,
+    is_vector,
 )
-from setfold.preprocessing.values import as_numbers, as_text, decoded, is_text, is_vector
+from setfold.preprocessing.kinds import CategoryColumn, NumberColumn, TimeColumn, VectorColumn
 
 SAMPLE = 1 << 16  # rows from which quantiles are estimated
 MAX_DISTINCT = 1 << 20  # values of a category that are counted

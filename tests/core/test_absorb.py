@@ -417,7 +417,7 @@ def test_small_chunks_give_the_state_that_a_batch_gives(options, monkeypatch):
     original = setfold.SlotSetEncoder.absorb_small
 
     def noted(self, elements, prepared):
-        taken.append(len(elements))
+        taken.append(elements.shape[1])
         return original(self, elements, prepared)
 
     monkeypatch.setattr(setfold.SlotSetEncoder, "absorb_small", noted)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from setfold.core import locks
-from setfold.core.locks import hold
+from setfold.core import persist
+from setfold.core.persist import hold
 from tests.paused import Paused
 
 
@@ -53,7 +53,7 @@ def test_a_lock_that_is_removed_meanwhile_is_not_held(tmp_path, place, wait):
 def test_a_lock_that_is_removed_after_an_attempt_is_not_held_by_others(tmp_path):
     path = tmp_path / "work" / "lock"
     with hold(path, wait=False):
-        other = contend(path, (locks, "_is_at"), wait=False)  # it could not lock the file
+        other = contend(path, (persist, "_is_at"), wait=False)  # it could not lock the file
         shutil.rmtree(path.parent)
     other.go_on()
     assert other.result() is True

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import shutil
 from pathlib import Path
@@ -14,6 +15,8 @@ from torch.testing import assert_close
 import setfold
 from setfold.core import persist as files
 from setfold.core.state import SetState
+from setfold.core.state_files import describe_fields, fields_from
+from setfold.core.statistic import CentralMoments, Field, Max, Softmax
 from tests.small import AGGREGATES, TIGHT, assert_same_state, contextual, draw, make
 
 ENCODERS = {
@@ -355,3 +358,14 @@ def test_a_state_can_be_saved_after_its_weights_have_changed(saved, grad):
     assert_close(make().readout(loaded), make().readout(state), **TIGHT)  # of the weights before
     with pytest.raises(setfold.StateMismatchError, match="weights differ"):
         encoder.readout(loaded)
+
+
+def test_fields_are_described_and_found_again():
+    fields = {
+        "max": Field(Max(), (3,)),
+        "softmax": Field(Softmax(), (1, 4)),
+        "moments": Field(CentralMoments(), (3,)),
+    }
+    description = json.loads(json.dumps(describe_fields(fields)))
+    assert fields_from(description) == fields
+    assert description["moments"] == ["CentralMoments", [3]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import reduce
 from itertools import permutations
 
@@ -224,15 +223,6 @@ def test_clear_makes_some_sets_exactly_empty():
         for part, nothing, before in zip(parts, empty(name), whole[name], strict=True):
             assert torch.equal(part[0], nothing[0].to(part))
             assert torch.equal(part[1], before[1])
-
-
-# ---- names in files ----------------------------------------------------------------------------
-
-
-def test_fields_are_described_and_found_again():
-    description = json.loads(json.dumps(statistic.describe_fields(FIELDS)))
-    assert statistic.fields_from(description) == FIELDS
-    assert description["moments"] == ["CentralMoments", [WIDTH]]
 
 
 def test_statistics_are_equal_if_their_classes_are():

@@ -359,7 +359,8 @@ def test_ragged_updates_without_a_graph_are_those_of_each_set_alone(kind, dtype,
     elements = torch.randn(len(index), 2 if kind == "composition" else 3, dtype=dtype)
     with torch.no_grad():
         empty = encoder.initial_state(len(lengths))
-        assert encoder.absorb_groups(elements, iter(()), encoder.prepare(empty.frame)) is not None
+        prepared = encoder.prepare(empty.frame)
+        assert encoder.absorb_ragged(elements, index, len(lengths), prepared) is not None
         state = encoder.update(encoder.update(empty, elements, index=index), elements, index=index)
         left = encoder.remove(state, elements, index=index)
         for number in range(len(lengths)):

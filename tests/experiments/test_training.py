@@ -13,7 +13,7 @@ from experiments import training
 from experiments.recipe import Cosine, Schedule, Training
 from experiments.training import BusyError, DivergedError, Draw, seed_for, train
 from setfold import InputError
-from setfold.core.locks import hold
+from setfold.core.persist import hold
 from tests.experiments.tiny import Line, Noise, as_torchrun, checkpoint, fit, interrupt_at
 
 CONSTANT = Schedule(())

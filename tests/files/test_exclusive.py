@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import setfold
-from setfold.core import locks
+from setfold.core import persist
 from setfold.files import run
 from setfold.files.states import read_provenance
 from tests.files.files import encode, encoder, fork, interrupt, rows, write
@@ -33,7 +33,7 @@ def days_in(states):
 
 @pytest.mark.parametrize(
     "place",
-    [(Path, "mkdir"), (Path, "open"), (fcntl, "flock"), (locks, "_is_at")],
+    [(Path, "mkdir"), (Path, "open"), (fcntl, "flock"), (persist, "_is_at")],
     ids=lambda place: place[1],
 )
 def test_an_update_that_succeeds_is_not_lost(tmp_path, days, states, place):

@@ -17,7 +17,7 @@ import setfold
 from setfold import cli
 from setfold.cli import files as commands
 from setfold.core import persist
-from setfold.files import api, journal, outputs, publish, run, work_folder
+from setfold.files import api, journal, outputs, run, work_folder
 from setfold.files.outputs import ParquetSink
 from setfold.files.tables import store
 from tests.files.files import encode, encoder, rows, write
@@ -65,7 +65,7 @@ MOMENTS = {
     "a later checkpoint": (journal, "write_atomically", 3, "kept in"),
     "merging": (store.Store, "drop_bucket", 2, "kept in"),
     "writing": (ParquetSink, "write", 1, "kept in"),
-    "publishing": (publish, "_move", 1, "kept in"),
+    "publishing": (work_folder, "_move", 1, "kept in"),
     "removing the checkpoint": (work_folder, "_discard_checkpoint", 1, "The outputs are complete"),
     "cleaning up": (work_folder.shutil, "rmtree", 1, "The outputs are complete"),
     "printing": (commands, "print_facts", 1, "Run the same command with --resume"),
@@ -103,7 +103,7 @@ def test_every_command_explains_an_interrupt(tmp_path, monkeypatch, command):
     inputs = [days[1]] if command == "update" else []
     words = [command, states, *inputs, "--out", out]
     with monkeypatch.context() as patch:
-        at_call(patch, publish, "_move", 1, press)
+        at_call(patch, work_folder, "_move", 1, press)
         code, _, errors = typed(*words)
     assert (code, "kept in" in errors) == (130, True)
     for _ in range(2):
@@ -202,7 +202,7 @@ def test_the_disk_that_is_full_may_be_another_one(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "replace", replace)
     with monkeypatch.context() as patch:
-        at_call(patch, publish.shutil, "copyfile", 1, fill, after=True)
+        at_call(patch, work_folder.shutil, "copyfile", 1, fill, after=True)
         with pytest.raises(setfold.FileError, match=r"disk of .*s\.arrow is full.*--resume"):
             encode(encoder(), folder, out, states=states)
     assert not list((tmp_path / "other").iterdir())

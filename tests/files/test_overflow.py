@@ -13,7 +13,7 @@ import torch
 
 import setfold
 from setfold.files.partials import merge_partials, partial_states, read_partials
-from setfold.files.tables.overflow import absorb_or_mark, find_marks
+from setfold.files.tables.absorb import absorb_or_mark, find_marks
 from setfold.files.tables.table import StateTable
 from tests.files.files import encode, encoder, rows, write
 

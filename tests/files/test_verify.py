@@ -14,7 +14,7 @@ import torch
 import setfold
 from setfold.core import persist
 from setfold.files import sealed
-from setfold.files.readers import open_reader
+from setfold.files.inputs import open_reader
 from setfold.files.sealed import SealedWriter
 from tests.files.files import encode, encoder, fork, interrupt, rows, write
 

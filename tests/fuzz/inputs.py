@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 import setfold
 from setfold.files.columns import ColumnSpec
 from setfold.files.engines import local
+from setfold.files.inputs import open_reader
 from setfold.files.plan import SHARD_ROWS, make_plan
-from setfold.files.readers import open_reader
 from tests.files.readers.written import FORMATS, Format
 from tests.fuzz import samples
 from tests.fuzz.archives import mutated_gzip, mutated_zip

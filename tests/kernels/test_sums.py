@@ -88,8 +88,8 @@ def test_ragged_sums_are_those_of_each_set_alone(monkeypatch, form, attention, p
     scores, projection = make_scores(form), make_projection() if projected else None
     found = torch.zeros(len(lengths), SLOTS, (OUT if projected else WIDTH) + 1).double()
     with torch.no_grad():
-        groups = ragged.group_by_length(index, len(lengths))
-        for sets, some in sums.ragged_sums(elements, groups, scores, attention, projection):
+        grouped = sums.ragged_sums(elements, index, len(lengths), scores, attention, projection)
+        for sets, some in grouped:
             assert len(sets.unique()) == len(sets) <= 3
             found[sets] += some
         for number in range(len(lengths)):

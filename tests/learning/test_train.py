@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import setfold
 from setfold import cli
-from setfold.core.locks import hold
+from setfold.core.persist import hold
 from setfold.learning import dataset, loop, train
 from setfold.learning.labels import encode_targets, target_from
 from setfold.learning.metrics import Predictions, measure, standard_error

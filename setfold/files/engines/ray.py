@@ -23,7 +23,7 @@ import torch
 
 from setfold.errors import DistributedError, FileError, InputError, SetfoldError
 from setfold.files.engines.task import Shard, Step, Task
-from setfold.files.readers import file_of
+from setfold.files.inputs import file_of
 from setfold.files.tables.table import from_arrow
 
 SHARDS_PER_CORE = 2  # one in progress, one that is complete or queued

@@ -21,13 +21,19 @@ from setfold.core.encoder import StreamingSetEncoder
 from setfold.errors import FileError, InputError, NonFiniteError, SetfoldError
 from setfold.files.columns import ColumnSpec
 from setfold.files.ids import TEXT, pack
-from setfold.files.inputs import Input
-from setfold.files.readers import BadRow, file_of, open_reader
+from setfold.files.inputs import Input, file_of, open_reader
+from setfold.files.readers.reader import BadRow
 from setfold.files.rows import Rows, rows_of
 from setfold.files.states import read_states
-from setfold.files.tables.overflow import absorb_or_mark, find_marks
-from setfold.files.tables.table import StateTable, Table, absorbed, element_dtypes
-from setfold.files.tables.usable import blames_elements, find_unusable, reason_of
+from setfold.files.tables.absorb import (
+    absorb_or_mark,
+    absorbed,
+    blames_elements,
+    find_marks,
+    find_unusable,
+    reason_of,
+)
+from setfold.files.tables.table import StateTable, Table, element_dtypes
 from setfold.preprocessing.columns import Columns, columns_of
 
 

@@ -16,12 +16,13 @@ To add a format:
    raises one if a file ends before `num_rows`. Never open another file than the one that was
    passed, never run code from a file, and never return values that are not in it.
 3. Import optional packages with `import_optional`.
-4. Add the class to `READERS` in `readers/__init__.py`.
+4. Add the class to `READERS` in `setfold/files/inputs.py`.
 """
 
 from __future__ import annotations
 
 import importlib
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from difflib import get_close_matches
@@ -34,6 +35,7 @@ import pyarrow as pa
 from setfold.errors import FileError, InputError, SetfoldError
 
 MAX_CUTS = 1 << 14  # of one file
+IN_ROOT = re.compile(r"(?P<file>.*\.root):(?P<tree>.+)", re.IGNORECASE)
 MAX_NEAR = 12  # names that may be meant
 PACKAGES = {  # by extra, as in pyproject.toml
     "hdf5": "h5py",
@@ -194,6 +196,16 @@ class Reader(ABC):
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def split_tree(path: Path) -> tuple[Path, str | None]:
+    """Return the file and the tree of a path such as file.root:Events; None for a plain path.
+
+    >>> split_tree(Path("a/file.root:folder/Events"))[1]
+    'folder/Events'
+    """
+    found = None if path.exists() else IN_ROOT.fullmatch(str(path))
+    return (path, None) if found is None else (Path(found["file"]), found["tree"])
 
 
 def width_of(kind: pa.DataType) -> int:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pyarrow as pa
 
 from setfold.errors import InputError
 from setfold.files.readers.column import Column, ColumnReader
-from setfold.files.readers.reader import import_optional, suggest
+from setfold.files.readers.reader import import_optional, split_tree, suggest
 
-IN_FILE = re.compile(r"(?P<file>.*\.root):(?P<tree>.+)", re.IGNORECASE)
 TREES = ("TTree", "ROOT::RNTuple", "TNtuple", "TNtupleD")
 
 MAX_BASKET = 1 << 27  # bytes; ROOT writes baskets of at most some megabytes
@@ -67,16 +64,6 @@ class RootReader(ColumnReader):
 
     def close(self) -> None:
         self._file.close()
-
-
-def split_tree(path: Path) -> tuple[Path, str | None]:
-    """Return the file and the tree of a path such as file.root:Events; None for a plain path.
-
-    >>> split_tree(Path("a/file.root:folder/Events"))[1]
-    'folder/Events'
-    """
-    found = None if path.exists() else IN_FILE.fullmatch(str(path))
-    return (path, None) if found is None else (Path(found["file"]), found["tree"])
 
 
 def _check_baskets(branch: Any, start: int, stop: int) -> None:

@@ -25,6 +25,8 @@ VERSION = 3
 # digest of everything that determines the content of an output.
 HEADER, FRAME, RESULT = b"setfold", b"setfold.frame", b"setfold.result"
 KINDS = ("states", "rows", "encodings")
+COLUMNS = ("set", "count", "encoding")  # of a table of encodings
+IDS = "ids"  # entry of its header: the columns of a set id that has several
 FLOATS = (pa.float64(), pa.float32(), pa.float16())
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from setfold.core.state import check_field
+from setfold.core.state_files import check_field
 from setfold.core.statistic import (
     CentralMoments,
     Field,

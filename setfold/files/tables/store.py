@@ -16,8 +16,8 @@ from typing import Any
 from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.persist import sync
 from setfold.errors import FileError
+from setfold.files.tables.absorb import mark_overflows, states_of
 from setfold.files.tables.frames import START_OVER, append_frame, read_frames
-from setfold.files.tables.overflow import mark_overflows, states_of
 from setfold.files.tables.spill import LEVELS, append, read_tables, split_by_bucket, truncate
 from setfold.files.tables.table import (
     RowTable,

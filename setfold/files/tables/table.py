@@ -7,7 +7,6 @@ An engine that runs the first step on many machines (Ray, Spark, Dask, a loop) n
 
     StateTable   sets and their states; each set is listed once
     RowTable     sets and elements, one row for each element
-    absorbed     rows -> states, or the rows themselves if they take fewer bytes
     merged       states -> states, merged where tables share a set
     read_out     states -> (set, count, encoding)
 """
@@ -26,8 +25,9 @@ from safetensors.torch import save as bytes_of
 from torch import Tensor
 
 from setfold.core.encoder import StreamingSetEncoder
-from setfold.core.state import SetState, check_counts
-from setfold.core.statistic import Fields, fields_from, identity
+from setfold.core.state import SetState
+from setfold.core.state_files import check_counts, fields_from
+from setfold.core.statistic import Fields, identity
 from setfold.errors import InputError, StateMismatchError
 from setfold.files.tables.arrow import (
     FRAME,
@@ -53,7 +53,6 @@ from setfold.files.tables.sparse import (
 )
 from setfold.files.tables.stage import Stage
 from setfold.files.tables.stream import reading
-from setfold.files.tables.usable import check_usable
 from setfold.preprocessing.targets import Classes, Prediction, Target
 
 SLICE_BYTES = 1 << 24  # elements to absorb at once
@@ -287,23 +286,6 @@ def check_storable(encoder: StreamingSetEncoder) -> None:
             "the model computes in bfloat16, which neither Arrow nor NumPy can store. Compute in "
             "another dtype: --dtype float32."
         )
-
-
-def absorbed(encoder: StreamingSetEncoder, sets: pa.Array, elements: Tensor) -> Table:
-    """The states of some rows' sets, or the rows themselves if they take fewer bytes.
-
-    The result is never larger than the rows, even if the sets are small.
-
-    Args:
-        encoder: in evaluation mode.
-        sets: (N,), the set of each row.
-        elements: (N, d), on the encoder's device.
-    """
-    codes = sets.dictionary_encode()
-    if len(codes.dictionary) * encoder.state_nbytes <= elements.nbytes:
-        return StateTable.of(encoder, codes, elements)
-    check_usable(encoder, elements)  # now, while their row numbers are known
-    return RowTable(codes.dictionary_decode(), elements.cpu())
 
 
 def merged(tables: Sequence[StateTable]) -> StateTable:

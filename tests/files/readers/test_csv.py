@@ -9,7 +9,8 @@ import pyarrow as pa
 import pytest
 
 from setfold.errors import FileError
-from setfold.files.readers import open_reader, text
+from setfold.files.inputs import open_reader
+from setfold.files.readers import text
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import zarr
 
 import setfold
 from setfold.errors import FileError, InputError
-from setfold.files.readers import open_reader
+from setfold.files.inputs import open_reader
 from tests.files.files import encoder
 
 SECRET = np.arange(1, 31, dtype="f4").reshape(10, 3)

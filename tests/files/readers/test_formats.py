@@ -9,7 +9,8 @@ import pyarrow as pa
 import pytest
 
 from setfold.errors import FileError
-from setfold.files.readers import Reader, open_reader
+from setfold.files.inputs import open_reader
+from setfold.files.readers.reader import Reader
 from tests.files.readers.written import FORMATS, Format, Table
 
 ROWS = 51

@@ -22,7 +22,8 @@ import zarr
 
 import setfold
 from setfold.errors import FileError
-from setfold.files.readers import meshes, open_reader, root
+from setfold.files.inputs import open_reader
+from setfold.files.readers import meshes, root
 from tests.files.files import encoder
 from tests.files.readers.written import FORMATS
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from setfold.errors import FileError
-from setfold.files.readers import heaps, open_reader
+from setfold.files.inputs import open_reader
+from setfold.files.readers import heaps
 from tests.files.readers.test_hostile import POINTS, read
 from tests.files.readers.written import FORMATS
 

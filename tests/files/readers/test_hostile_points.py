@@ -12,7 +12,7 @@ import pytest
 
 import setfold
 from setfold.errors import FileError
-from setfold.files.readers import open_reader
+from setfold.files.inputs import open_reader
 from tests.files.files import encoder
 from tests.files.readers.test_hostile import read
 

@@ -11,7 +11,8 @@ import pytest
 
 import setfold
 from setfold.errors import FileError
-from setfold.files.readers import lines, open_reader
+from setfold.files.inputs import open_reader
+from setfold.files.readers import lines
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ import torch
 import uproot
 
 from setfold.errors import FileError, InputError
-from setfold.files.readers import open_reader
+from setfold.files.inputs import open_reader
 from setfold.files.readers.reader import PACKAGES
 from tests.files.readers.written import FORMATS
 
@@ -136,7 +136,7 @@ MEMORY = """
 import sys
 from pathlib import Path
 from zipfile import ZipFile
-from setfold.files.readers import open_reader
+from setfold.files.inputs import open_reader
 from setfold.files.readers.reader import PACKAGES
 
 def resident():

@@ -11,8 +11,7 @@ import pytest
 import uproot
 
 import setfold
-from setfold.files.inputs import find_inputs
-from setfold.files.readers import open_reader
+from setfold.files.inputs import find_inputs, open_reader
 
 JETS = [[1.0, 2.0], [], [3.0, 4.0, 5.0]]
 

@@ -14,7 +14,7 @@ import setfold
 from setfold.core.statistic import Field, Max, Min, Softmax, Sum
 from setfold.files.states import read_states
 from setfold.files.tables import sparse
-from setfold.files.tables.overflow import MARK, find_marks, mark_overflows
+from setfold.files.tables.absorb import MARK, find_marks, mark_overflows
 from setfold.files.tables.store import Store
 from setfold.files.tables.table import StateTable, from_arrow, merged, read_out
 from tests.small import draw

@@ -12,6 +12,7 @@ from safetensors.torch import save
 from torch.testing import assert_close
 
 import setfold
+from setfold.files.tables.absorb import absorbed
 from setfold.files.tables.sorted_runs import (
     merge_sorted_runs,
     read_sorted_run,
@@ -29,7 +30,6 @@ from setfold.files.tables.store import Store
 from setfold.files.tables.table import (
     RowTable,
     StateTable,
-    absorbed,
     from_arrow,
     merged,
     read_out,

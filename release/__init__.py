@@ -1,0 +1,1 @@
+"""What is published: wheels for every platform, the pure wheel and the source distribution."""

@@ -1,0 +1,388 @@
+"""The compiled kernels as functions of tensors.
+
+This is the only place that decides whether a compiled kernel runs. Every function returns None if
+it cannot: without a library, for other dtypes, devices and layouts, and for shapes that do not fit
+together, which plain torch reports. The caller makes sure that no compiler, tracer or transform is
+active and that no graph is recorded.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache, reduce
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from setfold.native.library import Kernels, choice
+
+ATTENTIONS = {"sigmoid": 0, "softmax": 1, "exponential": 2}  # as in attention.h
+NO_MEMORY, NOT_FINITE = 1, 2  # likewise
+PLAIN = (Tensor, nn.Parameter)  # subclasses may do anything
+THREADED_WORK = 1 << 22  # multiplications of a product from which on threads pay
+
+
+class Batch(NamedTuple):
+    """Sets (B, n, d) in memory, as the kernels read them."""
+
+    start: int
+    step: int  # numbers from one set to the next
+    mask_start: int | None
+    mask_step: int
+    shape: tuple[int, int, int]
+
+    def part(self, sets: slice, rows: slice) -> tuple[int | None, ...]:
+        """What a kernel needs to know of some rows of some sets."""
+        mask = self.mask_start
+        if mask is not None:
+            mask += sets.start * self.mask_step + rows.start
+        return (
+            self.start + 4 * (sets.start * self.step + rows.start * self.shape[2]),
+            self.step,
+            mask,
+            self.mask_step,
+            sets.stop - sets.start,
+            rows.stop - rows.start,
+            self.shape[2],
+        )
+
+
+def sums(elements: Tensor, mask: Tensor | None, matrix: Tensor, attention: str) -> Tensor | None:
+    """sum_i W_ij [x_i, 1] (B, K, d + 1) in float64, with weights over slots.
+
+    Args:
+        elements: (B, n, d).
+        mask: (B, n), True where present, or None.
+        matrix: (d + 1, K), of the scores.
+        attention: "sigmoid" or "softmax".
+    """
+    found = _prepare(elements, mask, matrix)
+    if found is None:
+        return None
+    library, batch, matrix = found
+    width, num_slots = batch.shape[2], matrix.shape[1]
+
+    def run(sets: slice, rows: slice) -> Tensor:
+        out = torch.empty(sets.stop - sets.start, num_slots, width + 1, dtype=torch.float64)
+        scores = (matrix.data_ptr(), num_slots, ATTENTIONS[attention])
+        _check(library.sums(*batch.part(sets, rows), *scores, out.data_ptr()))
+        return out
+
+    return _over_threads(run, batch.shape, num_slots, torch.add, torch.cat)
+
+
+def softmax(elements: Tensor, mask: Tensor | None, matrix: Tensor) -> tuple[Tensor, Tensor] | None:
+    """The peaks m (B, K) of the logits and sum_i exp(l_ij - m_j) [x_i, 1], in float64."""
+    found = _prepare(elements, mask, matrix)
+    if found is None:
+        return None
+    library, batch, matrix = found
+    width, num_slots = batch.shape[2], matrix.shape[1]
+
+    def run(sets: slice, rows: slice) -> tuple[Tensor, Tensor]:
+        peaks = torch.empty(sets.stop - sets.start, num_slots, dtype=torch.float64)
+        out = torch.empty(*peaks.shape, width + 1, dtype=torch.float64)
+        scores = (matrix.data_ptr(), num_slots)
+        arguments = batch.part(sets, rows)
+        _check(library.softmax(*arguments, *scores, peaks.data_ptr(), out.data_ptr()))
+        return peaks, out
+
+    return _over_threads(run, batch.shape, num_slots, _join_softmax, _concatenate)
+
+
+def gradients(
+    elements: Tensor,
+    mask: Tensor | None,
+    matrix: Tensor,
+    attention: str,
+    upstream: Tensor,
+    peaks: Tensor | None = None,
+    need_elements: bool = False,
+) -> tuple[Tensor | None, Tensor] | None:
+    """dL/dx and dL/dA (d + 1, K), in float64, from dL/dsums (B, K, d + 1).
+
+    Args:
+        elements: (B, n, d).
+        mask: (B, n), True where present, or None.
+        matrix: (d + 1, K), of the scores.
+        attention: "sigmoid" or "softmax" over slots, or "exponential" for a softmax over elements.
+        upstream: dL/dsums.
+        peaks: (B, K), finite, for "exponential".
+        need_elements: whether to compute dL/dx; None otherwise.
+    """
+    found = _prepare(elements, mask, matrix)
+    if found is None:
+        return None
+    library, batch, matrix = found
+    upstream = upstream.to(torch.float32).contiguous()
+    peaks = None if peaks is None else peaks.to(torch.float32).contiguous()
+    elements_grad = torch.empty(elements.shape) if need_elements else None
+    (_, length, width), num_slots = elements.shape, matrix.shape[1]
+
+    def run(sets: slice, rows: slice) -> Tensor:
+        out = torch.empty(matrix.shape, dtype=torch.float64)
+        to = None if elements_grad is None else elements_grad.data_ptr()
+        if to is not None:
+            to += 4 * width * (sets.start * length + rows.start)
+        scores = (matrix.data_ptr(), num_slots, ATTENTIONS[attention])
+        result = library.gradients(
+            *batch.part(sets, rows),
+            *scores,
+            None if peaks is None else peaks.data_ptr() + 4 * sets.start * num_slots,
+            upstream.data_ptr() + 4 * sets.start * num_slots * (width + 1),
+            *(out.data_ptr(), to, length * width),
+        )
+        _check(result)
+        return out
+
+    return elements_grad, _over_threads(run, batch.shape, num_slots, torch.add, _total)
+
+
+def extrema(
+    elements: Tensor,
+    mask: Tensor | None,
+    matrix: Tensor,
+    attention: str,
+    values: Tensor,
+    largest: bool,
+    need_winners: bool,
+) -> tuple[Tensor, Tensor | None] | None:
+    """The largest (or smallest) W_ij v_ic (B, K, d_out), and the elements that attain it.
+
+    None, too, if a weight or a value is not finite.
+
+    Args:
+        elements: (B, n, d), with n at least 1.
+        mask: (B, n), True where present, or None.
+        matrix: (d + 1, K), of the scores.
+        attention: "sigmoid" or "softmax" over slots.
+        values: (d + 1, d_out), maps [x, 1] to values.
+        largest: True for the maximum, False for the minimum.
+        need_winners: whether to find the elements that attain it; None otherwise.
+    """
+    found = _prepare(elements, mask, matrix)
+    if found is None or values.shape[0] != matrix.shape[0] or not _is_plain(values):
+        return None
+    library, batch, matrix = found
+    values = values.contiguous()
+    num_slots, dim_out = matrix.shape[1], values.shape[1]
+    sign = 1.0 if largest else -1.0
+
+    def run(sets: slice, rows: slice) -> tuple[Tensor, Tensor | None] | None:
+        best = torch.empty(sets.stop - sets.start, num_slots, dim_out)
+        winners = torch.empty(best.shape, dtype=torch.long) if need_winners else None
+        result = library.extrema(
+            *batch.part(sets, rows),
+            *(matrix.data_ptr(), num_slots, ATTENTIONS[attention]),
+            *(values.data_ptr(), dim_out, sign, best.data_ptr()),
+            None if winners is None else winners.data_ptr(),
+        )
+        if result == NOT_FINITE:
+            return None
+        _check(result)
+        return best, None if winners is None else winners.add_(rows.start)
+
+    def better(left: Any, right: Any) -> Any:
+        if left is None or right is None:
+            return None
+        wins = (right[0] > left[0]) if largest else (right[0] < left[0])
+        pairs = zip(left, right, strict=True)
+        return tuple(None if a is None else torch.where(wins, b, a) for a, b in pairs)
+
+    return _over_threads(run, batch.shape, num_slots * dim_out, better, _concatenate)
+
+
+def ragged_sums(
+    elements: Tensor, index: Tensor, batch_size: int, matrix: Tensor, attention: str
+) -> Tensor | None:
+    """`sums` (S, K, d + 1) of ragged rows (N, d), with the set of each row in `index` (N,).
+
+    The caller has checked that the index is from 0 to S - 1.
+    """
+    library = choice.kernels
+    fits = elements.dim() == 2 and matrix.dim() == 2 and matrix.shape[0] == elements.shape[1] + 1
+    if library is None or not fits or not (_is_plain(elements) and _is_plain(matrix)):
+        return None
+    if not elements.is_contiguous() or index.shape != elements.shape[:1]:
+        return None
+    matrix, index = matrix.contiguous(), index.to(torch.long).contiguous()
+    out = torch.zeros(batch_size, matrix.shape[1], matrix.shape[0], dtype=torch.float64)
+    result = library.ragged_sums(
+        *(elements.data_ptr(), index.data_ptr(), *elements.shape, batch_size),
+        *(matrix.data_ptr(), matrix.shape[1], ATTENTIONS[attention], out.data_ptr()),
+    )
+    _check(result)
+    return out
+
+
+def one_set_sums(elements: Tensor, matrix: Tensor, attention: str) -> Tensor | None:
+    """`sums` (1, K, d + 1) of one small set (1, n, d), in as few calls as possible.
+
+    The matrix is one that an encoder derived from its weights: float32 like the elements, and
+    contiguous.
+    """
+    library = choice.kernels
+    if library is None or not (_is_plain(elements) and elements.is_contiguous()):
+        return None
+    (_, length, width), (numbers, num_slots) = elements.shape, matrix.shape
+    if numbers != width + 1:
+        return None
+    out = torch.empty(1, num_slots, numbers, dtype=torch.float64)
+    result = library.sums(
+        *(elements.data_ptr(), 0, None, 0, 1, length, width),
+        *(matrix.data_ptr(), num_slots, ATTENTIONS[attention], out.data_ptr()),
+    )
+    _check(result)
+    return out
+
+
+def encode(
+    elements: Tensor, matrix: Tensor, attention: str, values: Tensor, divisor: int
+) -> Tensor | None:
+    """The encoding (1, K, d_out) of one small set (1, n, d): its sums times values, over a divisor.
+
+    Matrix and values (d + 1, d_out) are those that an encoder derived from its weights.
+    """
+    library = choice.kernels
+    if library is None or not (_is_plain(elements) and elements.is_contiguous()):
+        return None
+    (_, length, width), (numbers, num_slots) = elements.shape, matrix.shape
+    (rows, dim_out) = values.shape
+    if not numbers == rows == width + 1:
+        return None
+    out = torch.empty(1, num_slots, dim_out)
+    result = library.encode(
+        *(elements.data_ptr(), length, width, matrix.data_ptr(), num_slots, ATTENTIONS[attention]),
+        *(values.data_ptr(), dim_out, divisor, out.data_ptr()),
+    )
+    _check(result)
+    return out
+
+
+def totals(elements: Tensor, mask: Tensor | None) -> Tensor | None:
+    """The sums (B, d) of the elements (B, n, d) of each set, in float64."""
+    library, batch = choice.kernels, _batch(elements, mask)
+    if library is None or batch is None:
+        return None
+
+    def run(sets: slice, rows: slice) -> Tensor:
+        out = torch.empty(sets.stop - sets.start, batch.shape[2], dtype=torch.float64)
+        _check(library.totals(*batch.part(sets, rows), out.data_ptr()))
+        return out
+
+    return _over_threads(run, batch.shape, 1, torch.add, torch.cat)
+
+
+def _prepare(
+    elements: Tensor, mask: Tensor | None, matrix: Tensor
+) -> tuple[Kernels, Batch, Tensor] | None:
+    """The kernels and what they read; None if they cannot."""
+    library = choice.kernels
+    if library is None or matrix.dim() != 2 or not _is_plain(matrix):
+        return None
+    batch = _batch(elements, mask)
+    if batch is None or batch.shape[2] + 1 != matrix.shape[0]:
+        return None
+    return library, batch, matrix.contiguous()
+
+
+def _batch(elements: Tensor, mask: Tensor | None) -> Batch | None:
+    """Where the elements (B, n, d) and the mask (B, n) are; None if kernels cannot read them."""
+    if elements.dim() != 3 or not _is_plain(elements):
+        return None
+    batch_size, length, width = elements.shape
+    if not elements.is_contiguous() and elements.stride()[1:] != (width, 1):
+        return None
+    if mask is not None:
+        if mask.shape != (batch_size, length) or mask.dtype != torch.bool or not mask.is_cpu:
+            return None
+        if mask.stride(1) != 1:
+            return None
+    return Batch(
+        elements.data_ptr(),
+        elements.stride(0),
+        None if mask is None else mask.data_ptr(),
+        0 if mask is None else mask.stride(0),
+        (batch_size, length, width),
+    )
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return (
+        type(tensor) in PLAIN
+        and tensor.dtype == torch.float32
+        and tensor.is_cpu
+        and tensor.layout == torch.strided
+        and not tensor.is_neg()
+    )
+
+
+def _check(result: int) -> None:
+    if result == NO_MEMORY:
+        raise MemoryError("a kernel of setfold could not allocate its buffers.")
+    assert result == 0
+
+
+# ---- threads ------------------------------------------------------------------------------------
+
+
+def _over_threads(
+    run: Callable[[slice, slice], Any],
+    shape: tuple[int, int, int],
+    width: int,
+    join: Callable[[Any, Any], Any],
+    gather: Callable[[list[Any]], Any],
+) -> Any:
+    """Run a kernel, on parts of a large batch in as many threads as torch has.
+
+    Args:
+        run: the kernel, on some rows of some sets. It releases the lock of the interpreter.
+        shape: (B, n, d).
+        width: products for each number of an element.
+        join: combines the results of two parts of the same sets.
+        gather: combines the results of different sets.
+    """
+    batch_size, length, dim = shape
+    work = batch_size * length * dim * width
+    threads = min(torch.get_num_threads(), work // THREADED_WORK) if work > THREADED_WORK else 1
+    if threads < 2:
+        return run(slice(0, batch_size), slice(0, length))
+    by_sets = batch_size >= threads
+    total = batch_size if by_sets else length
+    cuts = [slice(total * i // threads, total * (i + 1) // threads) for i in range(threads)]
+    whole = slice(0, length if by_sets else batch_size)
+    parts = [(cut, whole) if by_sets else (whole, cut) for cut in cuts]
+    results = list(_pool(threads).map(lambda part: run(*part), parts))
+    return gather(results) if by_sets else reduce(join, results)
+
+
+@lru_cache(1)
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, "setfold-kernels")
+
+
+if hasattr(os, "register_at_fork"):  # a child has none of the threads
+    os.register_at_fork(after_in_child=_pool.cache_clear)
+
+
+def _total(results: list[Tensor]) -> Tensor:
+    return reduce(torch.add, results)
+
+
+def _concatenate(results: list[Any]) -> Any:
+    if any(result is None for result in results):
+        return None
+    parts = zip(*results, strict=True)
+    return tuple(None if part[0] is None else torch.cat(part) for part in parts)
+
+
+def _join_softmax(
+    left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
+    peaks = torch.maximum(left[0], right[0])
+    highest = peaks.clamp_min(torch.finfo(peaks.dtype).min)  # -inf - (-inf) is NaN
+    scaled = [sums * torch.exp(peak - highest).unsqueeze(-1) for peak, sums in (left, right)]
+    return peaks, scaled[0] + scaled[1]

@@ -1,0 +1,82 @@
+/* sum_i W_ij [x_i, 1] of sets whose rows lie in any order, added to the sums of their sets. */
+
+#include "accumulate.h"
+
+/* The order in which the rows of each set follow one another, and where each set begins. */
+static void sort_rows(const int64_t *index, int64_t rows, int64_t sets, int64_t *starts,
+                      int64_t *order) {
+    memset(starts, 0, (sets + 1) * sizeof(int64_t));
+    for (int64_t i = 0; i < rows; i++) starts[index[i] + 1]++;
+    for (int64_t set = 0; set < sets; set++) starts[set + 1] += starts[set];
+    for (int64_t i = 0; i < rows; i++) order[starts[index[i]]++] = i;
+}
+
+static int is_sorted(const int64_t *index, int64_t rows) {
+    for (int64_t i = 1; i < rows; i++)
+        if (index[i] < index[i - 1]) return 0;
+    return 1;
+}
+
+/* Copy `rows` rows of `dim` numbers. */
+static void gather(const float *elements, const int64_t *order, int64_t rows, int64_t dim,
+                   float *to) {
+    for (int64_t i = 0; i < rows; i++) {
+        if (i + 8 < rows) __builtin_prefetch(elements + order[i + 8] * dim);
+        const float *from = elements + order[i] * dim;
+        for (int64_t l = 0; l < dim; l++) to[i * dim + l] = from[l];
+    }
+}
+
+/* Add weights^T [elements, 1] of some rows of one set to its sums (slots, dim + 1). */
+static void add_segment(const float *elements, const float *weights, int64_t rows,
+                        const Scores *scores, float *room, double *sums) {
+    int64_t dim = scores->dim, width = scores->width;
+    multiply((Left){elements, 1, dim}, weights, dim, rows, width, room, NULL);
+    memset(room + dim * width, 0, width * sizeof(float));
+    add_rows(weights, rows, width, room + dim * width);
+    for (int64_t j = 0; j < scores->slots; j++)
+        for (int64_t l = 0; l <= dim; l++) sums[j * (dim + 1) + l] += room[l * width + j];
+}
+
+/* elements (rows, dim); index (rows) from 0 to sets - 1; matrix (dim + 1, slots) of the scores;
+ * sums (sets, slots, dim + 1) is added to. */
+KERNEL(setfold_ragged_sums)(const float *elements, const int64_t *index, int64_t rows, int64_t dim,
+                            int64_t sets, const float *matrix, int64_t slots, int attention,
+                            double *sums) {
+    int64_t width = padded(slots), block = block_rows(dim, width);
+    int sorted = is_sorted(index, rows);
+    Scratch scratch;
+    if (!allocate(&scratch, room_of_scores(dim, slots) + room_of(block * width * 4) +
+                                room_of((dim + 1) * width * 4) + room_of(block * dim * 4) +
+                                (sorted ? 0 : room_of((sets + 1) * 8) + room_of(rows * 8))))
+        return NO_MEMORY;
+    Scores scores = make_scores(&scratch, matrix, dim, slots, attention);
+    float *weights = take(&scratch, block * width * sizeof(float));
+    float *room = take(&scratch, (dim + 1) * width * sizeof(float));
+    float *gathered = take(&scratch, block * dim * sizeof(float));
+    int64_t *order = NULL;
+    if (!sorted) {
+        int64_t *starts = take(&scratch, (sets + 1) * sizeof(int64_t));
+        order = take(&scratch, rows * sizeof(int64_t));
+        sort_rows(index, rows, sets, starts, order);
+    }
+    for (int64_t start = 0; start < rows; start += block) {
+        int64_t some = least(block, rows - start);
+        const float *x = elements + start * dim;
+        if (order) {
+            gather(elements, order + start, some, dim, gathered);
+            x = gathered;
+        }
+        multiply((Left){x, dim, 1}, scores.matrix, some, dim, width, weights, scores.offset);
+        weigh(&scores, weights, some, NULL);
+        for (int64_t i = 0, stop; i < some; i = stop) {
+            int64_t set = index[order ? order[start + i] : start + i];
+            for (stop = i + 1; stop < some; stop++)
+                if (index[order ? order[start + stop] : start + stop] != set) break;
+            add_segment(x + i * dim, weights + i * width, stop - i, &scores, room,
+                        sums + set * slots * (dim + 1));
+        }
+    }
+    free(scratch.block);
+    return DONE;
+}
