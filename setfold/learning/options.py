@@ -55,6 +55,9 @@ class TrainOptions:
 
     Raises:
         InputError: A value is not possible.
+
+    >>> TrainOptions(target="churned", set="user", encoder="slots").test
+    0.2
     """
 
     target: str
