@@ -62,14 +62,14 @@ format: $(DEV_STAMP) ## Format and fix what can be fixed.
 	@$(BIN)/ruff check --fix .
 
 stress: $(DEV_STAMP) native ## Encode large files, kill it, fill the disk; damage files, compare encoders (an hour or two).
-	@SETFOLD_STRESS=1 $(BIN)/python -m pytest -s tests/files/test_stress.py tests/test_differential.py tests/fuzz \
-	  tests/native/test_sanitizers.py tests/native/test_aarch64.py tests/kernels/test_triton_sums.py
+	@SETFOLD_STRESS=1 $(BIN)/python -m pytest -s tests/files/test_stress.py tests/learning/test_stress.py \
+	  tests/test_differential.py tests/fuzz tests/native/test_sanitizers.py tests/native/test_aarch64.py tests/kernels/test_triton_sums.py
 
-bench: $(DEV_STAMP) native ## Measure speed and memory beside the peers (about half an hour).
+bench: $(DEV_STAMP) native ## Measure speed and memory beside the peers (about 25 minutes).
 	@$(BIN)/python -m bench
 
 docs: $(DOCS_STAMP) native ## Run the examples of every page, then build the pages into out/docs.
-	@$(BIN)/python -m pytest tests/test_docs.py tests/test_readme.py
+	@$(BIN)/python -m pytest tests/test_docs.py tests/test_readme.py tests/test_tutorial.py
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 wheels: $(RELEASE_STAMP) ## Build wheels for every platform into dist and check them (zig's first run takes minutes).

@@ -1,8 +1,10 @@
 """Benchmark of setfold and comparable libraries: time, memory, precision, and performance targets.
 
-    python -m bench                      everything, in less than half an hour on one core
+    python -m bench                      everything, in about 25 minutes on one core
     python -m bench --quick              the same code on tiny sizes, in about a minute
-    python -m bench --only PART          one part: peers, encoders, gradients or files
+    python -m bench --only PART          one part: peers, sizes, kernels, encoders, ...
+
+It writes benchmark.md and its pictures; docs/ has a copy of them.
 
 Read plan.py (what is measured), peers.py and encoders.py (which modules) and timing.py (how) first.
 All times are CPU times of one thread, and only ratios matter. The compared modules run in turn, so
@@ -14,7 +16,8 @@ that a slow phase of the machine affects all of them.
     encoders.py   every encoder of setfold and its library peer; to add one, a function and a line
     timing.py     the interleaved timer
     results.py    dataclasses for measurements and targets
-    speed.py      targets 1, 3 and 7: whole sets, all peers and all encoders
+    speed.py      targets 1, 3, 7, 11, 12 and 13: whole sets, all peers and all encoders
+    instructions.py  compiled kernels by instruction set;  roofline.py  the limits of the core
     folds.py      setfold.fold compared with one call on the whole set
     memory.py     targets 2 and 8: peak memory, each measured in a separate process
     gradients.py  target 9: training steps by kind of gradient;  disk.py  one step from a file

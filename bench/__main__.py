@@ -17,14 +17,27 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench import disk, files, folds, gradients, memory, plots, precision, report, speed, streams
+from bench import (
+    disk,
+    files,
+    folds,
+    gradients,
+    instructions,
+    memory,
+    plots,
+    precision,
+    report,
+    roofline,
+    speed,
+    streams,
+)
 from bench.encoders import ENCODERS
 from bench.machine import about, described, recycle_memory
 from bench.peers import PEERS
-from bench.plan import FULL, MIDDLE, NARROW, QUICK, SHAPES, SMALL_LENGTHS, Plan
+from bench.plan import EXTREME_SHAPES, FULL, MIDDLE, NARROW, QUICK, SHAPES, SMALL_LENGTHS, Plan
 from bench.results import Results, pass_name
 
-PARTS = ("peers", "small", "encoders", "gradients", "files")
+PARTS = ("peers", "sizes", "kernels", "encoders", "gradients", "files")
 FILE_WIDTH = 145  # columns of output to a pipe or a file
 
 
@@ -45,7 +58,8 @@ def steps(plan: Plan, directory: Path, only: str | None = None) -> list[Step]:
     """
     parts = {
         "peers": peer_steps(plan),
-        "small": small_steps(plan),
+        "sizes": size_steps(plan),
+        "kernels": kernel_steps(plan),
         "encoders": encoder_steps(plan),
         "gradients": gradient_steps(plan, directory),
         "files": file_steps(plan, directory),
@@ -56,11 +70,7 @@ def steps(plan: Plan, directory: Path, only: str | None = None) -> list[Step]:
 
 def peer_steps(plan: Plan) -> list[Step]:
     """Return the measurements of the Slot Set Encoder, its peers and its states."""
-    found = [Step("check that outputs agree", _check)]
-    for shape, backward in product(SHAPES, (False, True)):
-        run = partial(speed.compare_by_default, plan=plan, shape=shape, backward=backward)
-        found.append(Step(f"default allocator, {shape}, {pass_name(backward)}", run))
-    found.append(RECYCLE)
+    found = [RECYCLE, Step("check that outputs agree", _check)]
     for shape, backward, length in product(SHAPES, (False, True), plan.lengths):
         run = partial(speed.compare_peers, plan=plan, shape=shape, length=length, backward=backward)
         found.append(Step(f"peers, {shape}, {pass_name(backward)}, n = {length:,}", run))
@@ -68,7 +78,7 @@ def peer_steps(plan: Plan) -> list[Step]:
     if memory.can_measure():
         found.append(Step("memory of peers", partial(memory.measure_peers, plan=plan)))
         found.append(Step("memory of peers", partial(memory.judge_peers, plan=plan)))
-    for backward, shape in product((False, True), SHAPES):
+    for backward, shape in product((False, True), EXTREME_SHAPES):
         run = partial(speed.compare_extrema, plan=plan, shape=shape, backward=backward)
         found.append(Step(f"max and min, {shape}, {pass_name(backward)}", run))
     for shape in SHAPES:
@@ -83,15 +93,30 @@ def peer_steps(plan: Plan) -> list[Step]:
     return found
 
 
-def small_steps(plan: Plan) -> list[Step]:
-    """Return the measurements of small calls."""
+def size_steps(plan: Plan) -> list[Step]:
+    """Return the measurements of sets of all sizes, and of small calls."""
     found = [RECYCLE]
+    for backward, shape in product((False, True), SHAPES):
+        run = partial(speed.compare_attention, plan=plan, shape=shape, backward=backward)
+        found.append(Step(f"attention at all sizes, {shape}, {pass_name(backward)}", run))
     for shape in SHAPES:
-        run = partial(speed.compare_small, plan=plan, shape=shape)
-        found.append(Step(f"small sets, {shape}", run))
+        run = partial(speed.compare_small_training, plan=plan, shape=shape)
+        found.append(Step(f"gradients of small sets, {shape}", run))
     for length, shape in product(SMALL_LENGTHS, SHAPES):
         run = partial(streams.compare_small_updates, plan=plan, shape=shape, length=length)
         found.append(Step(f"small updates of {length}, {shape}", run))
+    return found
+
+
+def kernel_steps(plan: Plan) -> list[Step]:
+    """Return the measurements of instruction sets and of the limits of the core."""
+    found = [RECYCLE]
+    for shape, backward in product(SHAPES, (False, True)):
+        run = partial(instructions.compare, plan=plan, shape=shape, backward=backward)
+        found.append(Step(f"instruction sets, {shape}, {pass_name(backward)}", run))
+    for shape in SHAPES:
+        run = partial(roofline.measure, plan=plan, shape=shape)
+        found.append(Step(f"limits of the core, {shape}", run))
     return found
 
 
@@ -103,6 +128,7 @@ def encoder_steps(plan: Plan) -> list[Step]:
             speed.compare_encoders, plan=plan, shape=shape, length=length, backward=backward
         )
         found.append(Step(f"encoders, {shape}, {pass_name(backward)}, n = {length:,}", run))
+    found.append(Step("modules of PyG", speed.judge_library_peers))
     for backward, shape in product((False, True), SHAPES):
         run = partial(speed.compare_softmax, plan=plan, shape=shape, backward=backward)
         found.append(Step(f"softmax over elements, {shape}, {pass_name(backward)}", run))
@@ -180,7 +206,9 @@ def measured(plan: Plan, todo: list[Step], console: Console) -> Results:
         task = progress.add_task("", total=len(todo))
         for step in todo:
             progress.update(task, description=step.name, refresh=True)
+            begin = time.monotonic()
             step.run(results)
+            results.durations.append((step.name, round(time.monotonic() - begin, 1)))
             progress.update(task, advance=1)
     return results
 
@@ -205,7 +233,8 @@ def main() -> None:
     results = measured(plan, steps(plan, arguments.out, arguments.only), console)
     facts["minutes"] = round((time.monotonic() - begin) / 60, 1)
     report.show(results, facts, console)
-    written = [*report.write(results, facts, arguments.out), *plots.write(results, arguments.out)]
+    pictures = plots.write(results, arguments.out)
+    written = [*report.write(results, facts, pictures, arguments.out), *pictures]
     if arguments.quick:
         console.print("Quick run: the sizes are too small for meaningful verdicts.")
     files_written = f"{', '.join(written)} to {arguments.out}"

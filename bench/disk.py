@@ -20,13 +20,12 @@ import torch
 import setfold
 from bench.memory import printed_by, status, target
 from bench.modules import slot_set
-from bench.plan import BOUNDS, NARROW, Plan, power
+from bench.plan import BOUNDS, FLOAT_BYTES, NARROW, Plan, power
 from bench.results import MEGABYTE, Results
 from bench.speed import one_encoding
 
 PIECE = 1_000_000  # elements per write
 SPARE = 1.5  # required free space as a multiple of the file size
-FLOAT_BYTES = 4
 
 
 # ---- runs in the measured process ----------------------------------------------------------------

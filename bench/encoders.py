@@ -258,6 +258,12 @@ FAMILIES = (
     ),
 )
 
+OF_PYG = [
+    (ours, theirs)
+    for family in FAMILIES
+    for ours, theirs in family.pairs
+    if theirs is not None and theirs.name.startswith("PyG")
+]
 ENCODERS: dict[str, Peer] = {peer.name: peer for family in FAMILIES for peer in family.members}
 
 ENCODER_NOTES = (
@@ -267,9 +273,9 @@ ENCODER_NOTES = (
     "of any width; slot-attention does not.",
     "PlacedSlotEncoder has K slots on a grid over the first two columns and is followed by a "
     "Linear layer.",
-    "Pool and SummaryStatistics are followed by a linear layer to d_out. SetNorm follows the network of Deep Sets and is "
-    f"followed by a maximum. EquivariantDeepSets has {LAYERS} layers. These output one vector "
-    "instead of K.",
+    "Pool and SummaryStatistics are followed by a linear layer to d_out. SetNorm follows the "
+    "network of Deep Sets and is followed by a maximum. EquivariantDeepSets has "
+    f"{LAYERS} layers. These output one vector instead of K.",
     "AttentionPool with heads has an output projection, like MultiheadAttention.",
     "Concat has three parts: a maximum, K slots with a mean, and AttentionPool. Three calls are "
     "the same encoders of setfold, called one after the other. Both output one vector of width "

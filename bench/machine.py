@@ -13,6 +13,8 @@ from pathlib import Path
 
 import torch
 
+from setfold.native import library
+
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4  # from malloc.h
 MAPPED_BYTES = 1 << 17  # glibc's initial value
 PACKAGES = ("setfold", "torch", "torch_geometric", "slot-attention", "numpy")
@@ -53,6 +55,7 @@ def about(arguments: Sequence[str]) -> dict[str, object]:
     return {
         "cpu": cpu_model(),
         "cpu capability": torch.backends.cpu.get_cpu_capability(),
+        "kernels": library.describe(),
         "torch threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in PACKAGES},
@@ -95,8 +98,9 @@ def _output(*command: str) -> str:
 
 
 def described(facts: dict[str, object]) -> str:
-    """Describe CPU and versions in one line."""
+    """Describe CPU, versions and kernels in one line."""
     return (
         f"{facts['cpu']}, {facts['cpu capability']}, {facts['torch threads']} thread, "
-        f"torch {torch.__version__}, Python {facts['python']}"
+        f"torch {torch.__version__}, Python {facts['python']}. setfold's kernels: "
+        f"{facts['kernels']}"
     )

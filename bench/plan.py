@@ -21,6 +21,7 @@ MIDDLE = Shape(64, 32, 64)
 WIDE = Shape(256, 32, 256)
 NARROW = Shape(5, 16, 64)  # points with a few features, typical of sets larger than memory
 SHAPES = (MIDDLE, WIDE, NARROW)
+EXTREME_SHAPES = (*SHAPES, Shape(16, 16, 64))  # for max and min
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,10 @@ class Plan:
 
     Attributes:
         lengths: set sizes n for timing peers and encoders.
+        attention_lengths: set sizes n for comparing with attention, ascending.
         extreme_length: set size for max and min, small enough for the literal algorithm.
+        roofline_bytes: size of the sets for the roofline, larger than the caches.
+        product_width: width of the square matrices for measuring peak arithmetic.
         rounds: smallest and largest number of rounds.
         budget: seconds after which no further round starts.
         encoder_rounds, encoder_budget: the same for timing every encoder; some are slow.
@@ -49,17 +53,19 @@ class Plan:
             number of times that each occurs.
         short_sets: number of sets in the ragged update.
         small_updates: number of updates in a chain of small updates.
-        small_lengths: sizes n of one small set, ascending.
         file_rows: number of elements in the files.
         file_rounds: number of rounds for the files.
     """
 
     lengths: tuple[int, ...] = (1_000, 10_000, 100_000)
+    attention_lengths: tuple[int, ...] = (1, 10, 100, 1_000, 10_000, 100_000, 1_000_000)
     extreme_length: int = 20_000
-    rounds: tuple[int, int] = (5, 15)
-    budget: float = 10.0
+    roofline_bytes: int = 256_000_000
+    product_width: int = 2_048
+    rounds: tuple[int, int] = (5, 11)
+    budget: float = 6.0
     encoder_rounds: tuple[int, int] = (3, 7)
-    encoder_budget: float = 3.0
+    encoder_budget: float = 2.0
     warm_up_calls: int = 3
     sample_seconds: float = 0.02
     memory_lengths: tuple[int, ...] = (100_000, 1_000_000, 10_000_000)
@@ -69,15 +75,14 @@ class Plan:
     gradient_lengths: tuple[int, ...] = (10_000, 100_000, 1_000_000, 10_000_000)
     gradient_limit: int = 1_000_000
     gradient_judged: tuple[int, ...] = (100_000, 1_000_000)
-    gradient_rounds: tuple[int, int] = (3, 9)
-    gradient_budget: float = 10.0
+    gradient_rounds: tuple[int, int] = (3, 7)
+    gradient_budget: float = 5.0
     disk_length: int = 100_000_000
     state_length: int = 100_000
     pool_chunks: int = 1_000
     pool_visits: int = 100
     short_sets: int = 10_000
     small_updates: int = 600
-    small_lengths: tuple[int, int] = (100, 1_000)
     file_rows: int = 4_000_000
     file_rounds: int = 3
 
@@ -96,7 +101,10 @@ class Plan:
 FULL = Plan()
 QUICK = Plan(
     lengths=(100, 6_000),
+    attention_lengths=(1, 100, 1_000),
     extreme_length=500,
+    roofline_bytes=256_000,
+    product_width=128,
     rounds=(1, 1),
     budget=0.0,
     encoder_rounds=(1, 1),
@@ -126,12 +134,13 @@ QUICK = Plan(
 def power(number: int) -> str:
     """Format a round number in short form.
 
-    >>> power(20_000)
-    '2e4'
+    >>> power(20_000), power(10)
+    ('2e4', '10')
     """
-    return f"{number:.0e}".replace("e+0", "e")
+    return f"{number:.0e}".replace("e+0", "e") if number >= 1_000 else str(number)
 
 
+FLOAT_BYTES = 4
 CHUNK = 1_000  # elements per update of a stream
 FOLD_CHUNK = 10_000  # elements per chunk of a fold
 GRADIENT_CHUNK = 2**14  # elements per chunk of a training step
@@ -140,26 +149,34 @@ LONGEST_SHORT_SET = 20
 FILES, FILE_SETS = 40, 2_000  # number of files and sets in the benchmark on files
 FILES_MEMORY = 2_000_000_000  # bytes, the default of `setfold encode`
 SMALL_LENGTHS = (1, 10, 100)  # elements per small update
+SMALL_TRAINED, SMALL_ENCODED = 100, 1_000  # elements of one small set
 
 
 @dataclass(frozen=True)
 class Bounds:
     """Bounds of the targets; speeds are multiples of a peer's speed."""
 
-    forward: dict[Shape, float] = field(default_factory=lambda: _by_shape(3.5, 7.5, 5.0))
-    training: dict[Shape, float] = field(default_factory=lambda: _by_shape(3.3, 6.5, 5.0))
-    attention: float = 2.0
+    forward: dict[Shape, float] = field(default_factory=lambda: _by_shape(4.2, 7.5, 13.0))
+    training: dict[Shape, float] = field(default_factory=lambda: _by_shape(4.5, 7.5, 13.0))
+    attention: dict[Shape, float] = field(default_factory=lambda: _by_shape(3.5, 7.0, 10.0))
+    attention_anywhere: float = 1.0
     memory_megabytes: float = 10.0
     memory_growth_megabytes: float = 2.0
-    extreme_forward: float = 4.0
-    extreme_training: float = 10.0
+    extreme_forward: dict[Shape, float] = field(
+        default_factory=lambda: _by_shape(8.0, 4.0, 15.0, 15.0)
+    )
+    extreme_training: dict[Shape, float] = field(
+        default_factory=lambda: _by_shape(8.0, 10.0, 20.0, 20.0)
+    )
     state_cost: float = 1.1
     relative_error: float = 1e-7
     ragged: float = 5.0
+    ragged_kernel: float = 5.0
     small_update: float = 2.0
-    small_forward: tuple[float, float] = (1.0, 1.2)  # for the shorter and the longer sets
+    small_forward: float = 1.2
     small_training: float = 1.0
-    softmax: float = 1.5
+    softmax: float = 1.2
+    library_peers: float = 1.0
     many_slots: float = 2.0
     exact_on_features: float = 1.6
     exact_alone: float = 1.0
@@ -170,7 +187,7 @@ class Bounds:
 
 
 def _by_shape(*bounds: float) -> dict[Shape, float]:
-    return dict(zip(SHAPES, bounds, strict=True))
+    return dict(zip(EXTREME_SHAPES[: len(bounds)], bounds, strict=True))
 
 
 BOUNDS = Bounds()

@@ -1,4 +1,4 @@
-"""Figures of the results: time and memory against the number of elements."""
+"""Figures of the results: time and memory against the number of elements; the roofline."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from itertools import product
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import matplotlib as mpl
@@ -33,23 +34,36 @@ SMALLEST = 0.1  # MB; smaller values, including 0, are drawn here on the logarit
 Style = dict[str, Any]
 
 
-def write(results: Results, directory: Path) -> list[str]:
-    """Write all figures that have data; returns their names."""
+def write(results: Results, directory: Path) -> dict[str, str]:
+    """Write all figures that have data; returns their names and captions."""
+    peers, encoders = bool(results.cells), bool(results.encoder_cells)
     with_memory = bool(results.memory)
     figures = (
-        ("time.png", _draw_time, bool(results.cells)),
-        ("encoders_time.png", _draw_encoder_time, bool(results.encoder_cells)),
-        ("memory.png", _draw_memory, with_memory and bool(results.cells)),
-        ("encoders_memory.png", _draw_encoder_memory, with_memory and bool(results.encoder_cells)),
-        ("gradients.png", _draw_gradients, bool(results.training_steps)),
+        ("time", "Time against n", _draw_time, peers),
+        ("roofline", "Arithmetic and its limits", _draw_roofline, bool(results.rooflines)),
+        ("encoders_time", "Time of every encoder against n", _draw_encoder_time, encoders),
+        ("memory", "Memory against n", _draw_memory, with_memory and peers),
+        (
+            "encoders_memory",
+            "Memory of every encoder against n, whole and folded",
+            _draw_encoder_memory,
+            with_memory and encoders,
+        ),
+        (
+            "gradients",
+            "Time and memory of one training step against n",
+            _draw_gradients,
+            bool(results.training_steps),
+        ),
     )
-    written = []
-    for name, draw, measured in figures:
+    written = {}
+    for name, caption, draw, measured in figures:
         if measured:
+            file = f"benchmark_{name}.png"
             figure = draw(results)
-            figure.savefig(directory / name, dpi=150)
+            figure.savefig(directory / file, dpi=150)
             plt.close(figure)
-            written.append(name)
+            written[file] = caption
     return written
 
 
@@ -103,6 +117,58 @@ def _draw_memory(results: Results) -> Any:
     axes.set_title(f"Memory for one set of n elements, {_spelled(NARROW)}")
     figure.legend(loc="lower center", ncols=2, frameon=False)
     figure.tight_layout(rect=(0, 0.14, 1, 1))
+    return figure
+
+
+# ---- the limits of the core ----------------------------------------------------------------------
+
+
+def _draw_roofline(results: Results) -> Any:
+    """Draw operations per second against operations per byte, below both limits of the core."""
+    arithmetic = median(found.peak_operations for found in results.rooflines) / 1e9
+    reading = median(found.peak_bytes for found in results.rooflines) / 1e9
+    figure, axes = plt.subplots(figsize=(8, 5.2))
+    ridge, right = arithmetic / reading, 2 * max(r.intensity for r in results.rooflines)
+    left, right = min(1.0, ridge / 2), max(right, 2 * ridge)
+    roof = [reading * left, arithmetic, arithmetic]
+    axes.plot([left, ridge, right], roof, color=INK, linewidth=2)
+    axes.annotate(
+        f"matrix product, {arithmetic:.0f} GFLOP/s",
+        (right, arithmetic),
+        (0, 5),
+        textcoords="offset points",
+        ha="right",
+    )
+    axes.annotate(
+        f"reading, {reading:.1f} GB/s",
+        (left, reading * left),
+        (12, 0),
+        textcoords="offset points",
+    )
+    for shape, colour, marker in zip(SHAPES, COLOURS, MARKERS, strict=False):
+        for found in (found for found in results.rooflines if found.shape == shape):
+            place = found.intensity, found.operations / found.seconds / 1e9
+            share = f"{found.arithmetic_share:.0%}"
+            beside, side = ((8, -4), "left") if found.backward else ((-8, -4), "right")
+            axes.annotate(share, place, beside, textcoords="offset points", fontsize=9, ha=side)
+            axes.plot(
+                *place,
+                color=colour,
+                marker=marker,
+                markersize=9,
+                linestyle="none",
+                markerfacecolor="white" if found.backward else colour,
+                label=f"{_spelled(shape)}, {pass_name(found.backward)}",
+            )
+    _finish_axes(axes)
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("{x:g}")
+    axes.set_xlabel("counted operations per byte of the set")
+    axes.set_ylabel("GFLOP/s")
+    axes.set_title(f"{OURS} and the limits of one core; % of the matrix product's GFLOP/s")
+    figure.legend(loc="lower center", ncols=2, frameon=False, fontsize=9)
+    figure.tight_layout(rect=(0, 0.15, 1, 1))
     return figure
 
 

@@ -13,8 +13,9 @@ from torch import Tensor
 import setfold
 from bench.modules import slot_set
 from bench.plan import BOUNDS, CHUNK, NARROW, Plan, Shape, power
-from bench.results import Results, Target
+from bench.results import TORCH_KERNELS, Results, Target
 from bench.timing import Contender, interleaved
+from setfold.native import library
 
 UPDATES = 50  # updates per call, so that the overhead of a call is small
 HOLDERS = (  # modules that import the function for the precision of totals
@@ -36,9 +37,13 @@ class Accumulator:
 
 @contextmanager
 def chosen_accumulator() -> Iterator[Accumulator]:
-    """Allow other precisions than float64, the only one in the library, for totals."""
+    """Allow other precisions than float64, the only one in the library, for totals.
+
+    Plain torch computes both: the compiled kernels add up in float64 alone.
+    """
     accumulator = Accumulator()
     with ExitStack() as stack:
+        stack.enter_context(library.using(None))
         for holder in HOLDERS:
             stack.enter_context(mock.patch(f"{holder}.accumulator_dtype", accumulator))
         yield accumulator
@@ -58,7 +63,7 @@ def compare_states(results: Results, plan: Plan, shape: Shape) -> None:
             }
             timings = interleaved(contenders, plan)
         ratio = timings.ratio(str(torch.float64), str(torch.float32))
-        claim = f"float64 vs float32, {what}"
+        claim = f"float64 vs float32, {TORCH_KERNELS}, {what}"
         target = Target(4, claim, ratio, BOUNDS.state_cost, at_least=False, shape=shape)
         results.targets.append(target)
 

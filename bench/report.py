@@ -16,11 +16,23 @@ from bench.encoders import ENCODER_NOTES, ENCODERS
 from bench.files import FILES_NOTES, READING, SHAPE
 from bench.folds import passes
 from bench.gradients import GRADIENT_NOTES, MODELS, Model
+from bench.instructions import INSTRUCTION_NOTES, contenders
 from bench.machine import described
 from bench.memory import BESIDE_PEERS
 from bench.peers import NOTES, OURS, PEERS
 from bench.plan import FOLD_CHUNK, GRAPH_LIMIT, NARROW, SHAPES, power
-from bench.results import TITLES, Cell, MemoryCase, Results, StepCost, Target, Way
+from bench.results import (
+    TITLES,
+    TORCH_KERNELS,
+    Cell,
+    MemoryCase,
+    Results,
+    StepCost,
+    Target,
+    Way,
+    pass_name,
+)
+from bench.roofline import ROOFLINE_NOTES
 
 Facts = dict[str, object]
 Row = tuple[str, ...]
@@ -28,17 +40,17 @@ NOTHING = "–"
 TOO_MUCH = f"> {GRAPH_LIMIT / 1e3:.0f} GB"
 TARGET = "target"
 DETAIL = "in detail"
-TARGET_HEADING = (TARGET, "(d, K, d_out)", "measured", "wanted", "verdict", "default allocator")
+TARGET_HEADING = (TARGET, "(d, K, d_out)", "measured", "wanted", "verdict")
 WRAPPED = (TARGET, DETAIL)
 NARROW_TERMINAL = 120  # columns; narrower terminals do not show the details
 METHOD = """\
 Times are CPU times of one thread after warm-up. The compared modules run in turn, and a ratio is
 the median over rounds of the ratios within a round. Backward computes the gradients of the weights.
 Speeds are multiples: 2× is twice as fast. If a target has several values, the worst counts. The
-allocator keeps freed memory, so that no module waits for new pages after warm-up. Where this
-matters, the value with glibc's default allocator is given, too; it depends on the history of the
-process. Memory is the peak of a process above its memory with the input, after warm-up, with an
-allocator that returns large freed blocks, so that only used memory counts."""
+allocator keeps freed memory, so that no module waits for new pages after warm-up; the peers, which
+allocate more than setfold, profit from it most. Memory is the peak of a process above its memory
+with the input, after warm-up, with an allocator that returns large freed blocks, so that only used
+memory counts."""
 
 
 class Sheet(NamedTuple):
@@ -50,12 +62,21 @@ class Sheet(NamedTuple):
     alignment: str
 
 
-def write(results: Results, facts: Facts, directory: Path) -> list[str]:
-    """Write results.json and table.md; returns their names."""
+def write(results: Results, facts: Facts, pictures: dict[str, str], directory: Path) -> list[str]:
+    """Write results.json and benchmark.md; returns their names.
+
+    Args:
+        results: all measurements.
+        facts: about the machine and the run.
+        pictures: captions by file name.
+        directory: folder for both files.
+    """
     found = {
         "about": {**facts, "memory recycled": results.recycling},
         "targets": [target.described() for target in results.targets],
         "peers": [cell.described() for cell in results.cells],
+        "instruction sets": [cell.described() for cell in results.instruction_sets],
+        "rooflines": [roofline.described() for roofline in results.rooflines],
         "encoders": [cell.described() for cell in results.encoder_cells],
         "folds": [cost.described() for cost in results.folds],
         "files": [cost.described() for cost in results.files],
@@ -64,16 +85,19 @@ def write(results: Results, facts: Facts, directory: Path) -> list[str]:
             {**case._asdict(), "megabytes": megabytes} for case, megabytes in results.memory.items()
         ],
         "omissions": results.omissions,
+        "steps, seconds": results.durations,
     }
     (directory / "results.json").write_text(json.dumps(found, indent=2) + "\n")
-    (directory / "table.md").write_text(_markdown(results, facts))
-    return ["results.json", "table.md"]
+    (directory / "benchmark.md").write_text(_markdown(results, facts, pictures))
+    return ["results.json", "benchmark.md"]
 
 
 def show(results: Results, facts: Facts, console: Console) -> None:
     """Print all tables, with the targets last."""
     tables = (
         *peer_tables(results),
+        *kernel_tables(results),
+        *roofline_tables(results),
         *encoder_tables(results),
         *gradient_tables(results),
         *file_tables(results),
@@ -98,21 +122,13 @@ def target_sheet(results: Results) -> Sheet:
         if mine:
             rows.append((f"{number}. {title}",))
             rows += [_target_row(target) for target in mine]
-    return Sheet("Targets", heading, rows, "llrrlrl")
+    return Sheet("Targets", heading, rows, "llrrll")
 
 
 def _target_row(target: Target) -> Row:
     shape = "" if target.shape is None else str(target.shape)
     verdict = "holds" if target.holds else "DOES NOT HOLD"
-    return (
-        target.claim,
-        shape,
-        target.shown,
-        target.wanted,
-        verdict,
-        target.shown_by_default,
-        target.detail,
-    )
+    return target.claim, shape, target.shown, target.wanted, verdict, target.detail
 
 
 def _tally(targets: list[Target]) -> str:
@@ -127,6 +143,54 @@ def peer_tables(results: Results) -> Iterator[Sheet]:
     yield from time_sheets("Time", results.cells, PEERS)
     if results.memory:
         yield peer_memory_sheet(results)
+
+
+def kernel_tables(results: Results) -> Iterator[Sheet]:
+    """Make the table of instruction sets: time of torch kernels, and speeds relative to it."""
+    if not results.instruction_sets:
+        return
+    names = list(contenders())
+    rows: list[Row] = []
+    for cell in results.instruction_sets:
+        took = f"{cell.timings.seconds(TORCH_KERNELS) * 1e3:.3g} ms"
+        speeds = (f"{cell.timings.ratio(TORCH_KERNELS, name):.2f}×" for name in names)
+        rows.append((str(cell.shape), pass_name(cell.backward), took, *speeds))
+    length = power(results.instruction_sets[0].length)
+    title = f"Speed of {OURS} / its speed with {TORCH_KERNELS}, n = {length}"
+    heading = ("(d, K, d_out)", "pass", f"{TORCH_KERNELS} took", *names)
+    yield Sheet(title, heading, rows, "llr" + "r" * len(names))
+
+
+def roofline_tables(results: Results) -> Iterator[Sheet]:
+    """Make the table of arithmetic and reading, as shares of the limits of the core."""
+    rows: list[Row] = []
+    for found in results.rooflines:
+        rows.append(
+            (
+                str(found.shape),
+                pass_name(found.backward),
+                f"{found.length:,}",
+                f"{found.operations / found.seconds / 1e9:.1f}",
+                f"{found.peak_operations / 1e9:.1f}",
+                f"{found.arithmetic_share:.0%}",
+                f"{found.bytes_read / found.seconds / 1e9:.2f}",
+                f"{found.peak_bytes / 1e9:.2f}",
+                f"{found.reading_share:.0%}",
+            )
+        )
+    if rows:
+        heading = (
+            "(d, K, d_out)",
+            "pass",
+            "n",
+            "GFLOP/s",
+            "peak",
+            "share",
+            "GB/s",
+            "peak",
+            "share",
+        )
+        yield Sheet(f"Arithmetic and reading of {OURS}", heading, rows, "llrrrrrrr")
 
 
 def encoder_tables(results: Results) -> Iterator[Sheet]:
@@ -171,7 +235,7 @@ def time_sheets(what: str, cells: list[Cell], names: Iterable[str]) -> Iterator[
             (cell for cell in cells if cell.shape == shape),
             key=lambda cell: (cell.backward, cell.length),
         )
-        heading = ("n", *(f"{'f+b' if c.backward else 'f'} {power(c.length)}" for c in mine))
+        heading = ("n", *(cell.column for cell in mine))
         rows = [(name, *(_ratio(cell, name) for cell in mine)) for name in names]
         times = (f"{cell.timings.seconds(OURS) * 1e3:.3g} ms" for cell in mine)
         title = f"{what} / {OURS}'s time, (d, K, d_out) = {shape}"
@@ -291,10 +355,12 @@ def _drawn(sheet: Sheet, width: int) -> Table:
     return table
 
 
-def _markdown(results: Results, facts: Facts) -> str:
+def _markdown(results: Results, facts: Facts, pictures: dict[str, str]) -> str:
     commit = facts["commit"] or "unknown"
-    lines = ["# Benchmark of setfold and its peers", "", f"{described(facts)}.", "", METHOD, ""]
-    lines += [f"`{facts['command']}`, {facts['date']}, commit {commit}.", ""]
+    lines = ["# Benchmark of setfold and its peers", "", _wrapped(f"{described(facts)}.")]
+    lines += ["", METHOD, ""]
+    run = f"`{facts['command']}`, {facts['date']}, commit {commit}, {facts['minutes']} minutes."
+    lines += [_wrapped(run), ""]
     lines += ["## Targets", "", _tally(results.targets), "", *_github(target_sheet(results))]
     lines += [
         "",
@@ -302,9 +368,14 @@ def _markdown(results: Results, facts: Facts) -> str:
         "Columns: f is forward, f+b is forward+backward.",
     ]
     lines += _chapter("The Slot Set Encoder and its peers", peer_tables(results), NOTES)
+    lines += _chapter("Instruction sets", kernel_tables(results), INSTRUCTION_NOTES)
+    lines += _chapter("Limits of the core", roofline_tables(results), ROOFLINE_NOTES)
     lines += _chapter("Every encoder", encoder_tables(results), ENCODER_NOTES)
     lines += _chapter("Gradients of sets that do not fit", gradient_tables(results), GRADIENT_NOTES)
     lines += _chapter("Sets in files", file_tables(results), FILES_NOTES)
+    lines += ["", "## Pictures"] if pictures else []
+    for file, caption in pictures.items():
+        lines += ["", f"![{caption}]({file})"]
     return "\n".join(lines) + "\n"
 
 

@@ -8,20 +8,33 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from bench.peers import OURS
-from bench.plan import Plan, Shape
+from bench.plan import Plan, Shape, power
 from bench.timing import Timings
 
 MEGABYTE = 1e6
+TORCH_KERNELS = "torch kernels"
 
 
 @dataclass(frozen=True)
 class Cell:
-    """Timings of all contenders for one shape and set size, with or without backward pass."""
+    """Timings of all contenders for one shape and set size, with or without backward pass.
+
+    Attributes:
+        shape, length, backward: what was timed.
+        timings: times of all contenders.
+        base: the contender that the others are compared with.
+    """
 
     shape: Shape
     length: int
     backward: bool
     timings: Timings
+    base: str = OURS
+
+    @property
+    def column(self) -> str:
+        """Return the heading of its column: f or f+b, and n."""
+        return f"{'f+b' if self.backward else 'f'} {power(self.length)}"
 
     def described(self) -> dict[str, Any]:
         names = list(self.timings.samples)
@@ -31,8 +44,49 @@ class Cell:
             "pass": pass_name(self.backward),
             "rounds": self.timings.rounds,
             "seconds": {name: self.timings.seconds(name) for name in names},
-            f"time / {OURS}": {name: self.timings.ratio(name, OURS) for name in names},
+            f"time / {self.base}": {name: self.timings.ratio(name, self.base) for name in names},
         }
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """Arithmetic and reading of one pass, compared with the limits of the core.
+
+    Attributes:
+        shape, length, backward: what was encoded.
+        operations, bytes_read: counted work of one pass.
+        seconds: time of one pass.
+        peak_operations, peak_bytes: limits per second, measured in the same rounds.
+    """
+
+    shape: Shape
+    length: int
+    backward: bool
+    operations: float
+    bytes_read: float
+    seconds: float
+    peak_operations: float
+    peak_bytes: float
+
+    @property
+    def intensity(self) -> float:
+        """Return operations per byte."""
+        return self.operations / self.bytes_read
+
+    @property
+    def arithmetic_share(self) -> float:
+        return self.operations / self.seconds / self.peak_operations
+
+    @property
+    def reading_share(self) -> float:
+        return self.bytes_read / self.seconds / self.peak_bytes
+
+    def described(self) -> dict[str, Any]:
+        shares = {
+            "share of peak arithmetic": self.arithmetic_share,
+            "share of read bandwidth": self.reading_share,
+        }
+        return {**asdict(self), "shape": self.shape._asdict(), **shares}
 
 
 class Way(StrEnum):
@@ -133,8 +187,9 @@ TITLES = {
     8: "Growth of memory with the set size, folds with backward pass",
     9: "Exact gradients of sets larger than memory",
     10: "Sets in files",
-    11: "Speed on one small set",
+    11: "Speed from one element to a million, and on one small set",
     12: "Cost of an element with many slots on a grid",
+    13: "Speed of PyG's modules in setfold",
 }
 
 
@@ -150,7 +205,6 @@ class Target:
         unit: "x" for a multiple of speed or cost, "MB", or "" for a relative error.
         at_least: whether the bound is a lower bound.
         shape: (d, K, d_out), if the target is for one shape.
-        by_default: value with the default allocator, where that matters.
         detail: all values if there are several.
     """
 
@@ -161,26 +215,15 @@ class Target:
     unit: str = "x"
     at_least: bool = True
     shape: Shape | None = None
-    by_default: float | None = None
     detail: str = ""
 
     @property
     def holds(self) -> bool:
-        return self.met_by(self.measured)
-
-    def met_by(self, value: float) -> bool:
-        return value >= self.bound if self.at_least else value <= self.bound
+        return (self.measured >= self.bound) if self.at_least else (self.measured <= self.bound)
 
     @property
     def shown(self) -> str:
         return self._with_unit(self.measured)
-
-    @property
-    def shown_by_default(self) -> str:
-        if self.by_default is None:
-            return ""
-        verdict = "holds" if self.met_by(self.by_default) else "does not"
-        return f"{self._with_unit(self.by_default)} {verdict}"
 
     @property
     def wanted(self) -> str:
@@ -204,26 +247,30 @@ class Results:
         plan: sizes and effort of the run.
         cells: timings of the peers.
         encoder_cells: timings of every encoder.
-        defaults: ratios with the default allocator, by aggregates and peer, shape and backward.
-        recycling: whether the allocator kept freed memory in the other measurements.
+        instruction_sets: timings of compiled kernels and of torch kernels.
+        rooflines: arithmetic and reading, compared with the limits of the core.
+        recycling: whether the allocator kept freed memory where time was measured.
         folds: timings of folds.
         memory: peak memory above the input after warm-up, in megabytes.
         training_steps: timings of training steps.
         files: measurements of sets in files.
         omissions: measurements that were left out, and why.
+        durations: name and seconds of each step of the run.
         targets: the targets and their results.
     """
 
     plan: Plan
     cells: list[Cell] = field(default_factory=list)
     encoder_cells: list[Cell] = field(default_factory=list)
-    defaults: dict[tuple[str, Shape, bool], float] = field(default_factory=dict)
+    instruction_sets: list[Cell] = field(default_factory=list)
+    rooflines: list[Roofline] = field(default_factory=list)
     recycling: bool = False
     folds: list[FoldCost] = field(default_factory=list)
     memory: dict[MemoryCase, float] = field(default_factory=dict)
     training_steps: list[StepCost] = field(default_factory=list)
     files: list[FilesCost] = field(default_factory=list)
     omissions: list[str] = field(default_factory=list)
+    durations: list[tuple[str, float]] = field(default_factory=list)
     targets: list[Target] = field(default_factory=list)
 
     def megabytes(self, name: str, way: Way, length: int) -> float:

@@ -1,20 +1,31 @@
-"""Targets 1, 3 and 7: peers and encoders on whole sets, forward and forward+backward."""
+"""Targets 1, 3, 7, 11, 12 and 13: whole sets, forward and forward+backward."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from functools import partial
+from itertools import product
 from math import prod
 
 import torch
 from torch import Tensor, nn
 
-from bench.encoders import ENCODERS, GRIDS, SOFTMAX, on_grid
+from bench.encoders import ENCODERS, GRIDS, OF_PYG, SOFTMAX, on_grid
 from bench.modules import Literal, slot_set
 from bench.peers import ATTENTION, LITERAL, OURS, PEERS, Peer
-from bench.plan import BOUNDS, SHAPES, Plan, Shape, power
-from bench.results import Cell, Results, Target, pass_name
+from bench.plan import (
+    BOUNDS,
+    EXTREME_SHAPES,
+    FLOAT_BYTES,
+    GRAPH_LIMIT,
+    SHAPES,
+    SMALL_ENCODED,
+    SMALL_TRAINED,
+    Plan,
+    Shape,
+    power,
+)
+from bench.results import MEGABYTE, Cell, Results, Target, pass_name
 from bench.timing import Contender, Timings, interleaved
 
 SUMS, EXTREMA = ("sum", "mean"), ("max", "min")
@@ -79,33 +90,59 @@ def judge_sums(results: Results, plan: Plan) -> None:
     longest = [cell for cell in results.cells if cell.length == max(plan.lengths)]
     for cell in sorted(longest, key=lambda cell: cell.backward):
         bounds = BOUNDS.training if cell.backward else BOUNDS.forward
-        wanted = {"literal": bounds[cell.shape], "SDPA": BOUNDS.attention}
+        wanted = {"literal": bounds[cell.shape], "SDPA": BOUNDS.attention[cell.shape]}
         for whom, bound in wanted.items():
             claim = f"{pass_name(cell.backward)} vs {whom}, n = {power(cell.length)}"
             ratios = _advantages(cell.timings, SUMS, whom)
-            by_default = results.defaults.get((f"sums, {whom}", cell.shape, cell.backward))
-            results.targets.append(_worst(1, claim, ratios, bound, cell.shape, by_default))
+            results.targets.append(_worst(1, claim, ratios, bound, cell.shape))
 
 
-def compare_small(results: Results, plan: Plan, shape: Shape) -> None:
-    """Target 11: small sets, where calls take longer than arithmetic."""
-    for length in plan.small_lengths:
-        timings = _time((PEERS[OURS], PEERS[ATTENTION]), plan, shape, length, backward=False)
-        claim = f"forward vs SDPA, n = {length:,}"
-        bound = BOUNDS.small_forward[length > min(plan.small_lengths)]
-        ratio = timings.ratio(ATTENTION, OURS)
-        micro = {name: timings.seconds(name) * 1e6 for name in (OURS, ATTENTION)}
-        detail = f"{micro[OURS]:.0f} µs, SDPA {micro[ATTENTION]:.0f} µs"
-        results.targets.append(Target(11, claim, ratio, bound, shape=shape, detail=detail))
-    length = min(plan.small_lengths)
-    timings = _time((PEERS[OURS], PEERS[LITERAL]), plan, shape, length, backward=True)
-    claim = f"forward+backward vs literal, n = {length:,}"
-    micro = {name: timings.seconds(name) * 1e6 for name in (OURS, LITERAL)}
-    detail = f"{micro[OURS]:.0f} µs, literal {micro[LITERAL]:.0f} µs"
-    ratio = timings.ratio(LITERAL, OURS)
-    results.targets.append(
-        Target(11, claim, ratio, BOUNDS.small_training, shape=shape, detail=detail)
-    )
+def compare_attention(results: Results, plan: Plan, shape: Shape, backward: bool) -> None:
+    """Target 11: attention is not faster at any set size; small calls are mostly overhead."""
+    found = {
+        length: _time((PEERS[OURS], PEERS[ATTENTION]), plan, shape, length, backward)
+        for length in plan.attention_lengths
+        if not backward or _attention_graph(shape, length) <= GRAPH_LIMIT
+    }
+    first, *_, last = found
+    claim = f"{pass_name(backward)} vs SDPA, n = {power(first)} to {power(last)}"
+    ratios = {f"n = {power(n)}:": timings.ratio(ATTENTION, OURS) for n, timings in found.items()}
+    results.targets.append(_worst(11, claim, ratios, BOUNDS.attention_anywhere, shape))
+    if not backward:
+        claim = f"{pass_name(backward)} vs SDPA, n = {SMALL_ENCODED:,}"
+        results.targets.append(
+            _small(claim, found[SMALL_ENCODED], ATTENTION, BOUNDS.small_forward, shape)
+        )
+
+
+def _attention_graph(shape: Shape, length: int) -> float:
+    """Return the megabytes of keys, values and their gradients."""
+    return 4 * length * shape.dim_out * FLOAT_BYTES / MEGABYTE
+
+
+def compare_small_training(results: Results, plan: Plan, shape: Shape) -> None:
+    """Target 11: gradients of one small set."""
+    timings = _time((PEERS[OURS], PEERS[LITERAL]), plan, shape, SMALL_TRAINED, backward=True)
+    claim = f"{pass_name(True)} vs literal, n = {SMALL_TRAINED}"
+    results.targets.append(_small(claim, timings, LITERAL, BOUNDS.small_training, shape))
+
+
+def _small(claim: str, timings: Timings, peer: str, bound: float, shape: Shape) -> Target:
+    ours, theirs = (timings.seconds(name) * 1e6 for name in (OURS, peer))
+    detail = f"{ours:.0f} µs, {peer} {theirs:.0f} µs"
+    return Target(11, claim, timings.ratio(peer, OURS), bound, shape=shape, detail=detail)
+
+
+def judge_library_peers(results: Results) -> None:
+    """Target 13: setfold's versions of PyG's modules, from the measured cells."""
+    for (ours, theirs), shape in product(OF_PYG, SHAPES):
+        ratios = {
+            cell.column: cell.timings.ratio(theirs.name, ours.name)
+            for cell in results.encoder_cells
+            if cell.shape == shape and ours.name in cell.timings.samples
+        }
+        claim, bound = f"{ours.name} vs {theirs.name}", BOUNDS.library_peers
+        results.targets.append(_worst(13, claim, ratios, bound, shape))
 
 
 def compare_grids(results: Results, plan: Plan) -> None:
@@ -128,42 +165,16 @@ def compare_grids(results: Results, plan: Plan) -> None:
 
 def compare_extrema(results: Results, plan: Plan, shape: Shape, backward: bool) -> None:
     """Target 3: max and min compared with the literal form, which stores n x K x d_out numbers."""
-    timings = _time_aggregates(EXTREMA, plan, shape, plan.extreme_length, backward)
-    claim = f"{pass_name(backward)} vs literal, n = {power(plan.extreme_length)}"
-    bound = BOUNDS.extreme_training if backward else BOUNDS.extreme_forward
-    by_default = results.defaults.get(("extrema, literal", shape, backward))
-    ratios = _advantages(timings, EXTREMA, "literal")
-    results.targets.append(_worst(3, claim, ratios, bound, shape, by_default))
-
-
-def compare_by_default(results: Results, plan: Plan, shape: Shape, backward: bool) -> None:
-    """Measure targets 1 and 3 with the default allocator, for information only."""
-    fewest, most = plan.rounds
-    plan = replace(plan, rounds=(min(fewest, 3), min(most, 5)), budget=plan.budget / 2)
-    sums = _time_aggregates(SUMS, plan, shape, max(plan.lengths), backward)
-    extrema = _time_aggregates(EXTREMA, plan, shape, plan.extreme_length, backward)
-    for kind, timings, aggregates, whom in (
-        ("sums", sums, SUMS, "literal"),
-        ("sums", sums, SUMS, "SDPA"),
-        ("extrema", extrema, EXTREMA, "literal"),
-    ):
-        ratios = _advantages(timings, aggregates, whom)
-        results.defaults[f"{kind}, {whom}", shape, backward] = min(ratios.values())
-
-
-def _time_aggregates(
-    aggregates: tuple[str, ...], plan: Plan, shape: Shape, length: int, backward: bool
-) -> Timings:
-    """Time setfold and the literal algorithm; for sums also attention."""
-    elements = torch.randn(1, length, shape.dim_in)
+    elements = torch.randn(1, plan.extreme_length, shape.dim_in)
     modules: dict[str, nn.Module] = {}
-    for name in aggregates:
+    for name in EXTREMA:
         modules[f"setfold {name}"] = slot_set(shape, name)
         modules[f"literal {name}"] = Literal(shape, name)
-    if aggregates == SUMS:
-        modules[ATTENTION] = PEERS[ATTENTION].build(shape)
     passes = {name: one_pass(module, elements, backward) for name, module in modules.items()}
-    return interleaved(passes, plan)
+    ratios = _advantages(interleaved(passes, plan), EXTREMA, "literal")
+    claim = f"{pass_name(backward)} vs literal, n = {power(plan.extreme_length)}"
+    bounds = BOUNDS.extreme_training if backward else BOUNDS.extreme_forward
+    results.targets.append(_worst(3, claim, ratios, bounds[shape], shape))
 
 
 def _advantages(timings: Timings, aggregates: tuple[str, ...], whom: str) -> dict[str, float]:
@@ -174,7 +185,7 @@ def _advantages(timings: Timings, aggregates: tuple[str, ...], whom: str) -> dic
 
 def check_agreement() -> None:
     """Raise unless setfold and the literal algorithm compute the same."""
-    for shape in SHAPES:
+    for shape in EXTREME_SHAPES:
         for aggregate in (*SUMS, *EXTREMA):
             encoder, literal = slot_set(shape, aggregate), Literal(shape, aggregate)
             literal.load_state_dict(encoder.state_dict())
@@ -189,14 +200,6 @@ def check_agreement() -> None:
                 )
 
 
-def _worst(
-    number: int,
-    claim: str,
-    ratios: dict[str, float],
-    bound: float,
-    shape: Shape,
-    by_default: float | None,
-) -> Target:
+def _worst(number: int, claim: str, ratios: dict[str, float], bound: float, shape: Shape) -> Target:
     detail = ", ".join(f"{name} {ratio:.2f}×" for name, ratio in ratios.items())
-    worst = min(ratios.values())
-    return Target(number, claim, worst, bound, shape=shape, by_default=by_default, detail=detail)
+    return Target(number, claim, min(ratios.values()), bound, shape=shape, detail=detail)

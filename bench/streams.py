@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import torch
 
+from bench.instructions import with_kernels
 from bench.modules import Literal, slot_set
-from bench.plan import BOUNDS, LONGEST_SHORT_SET, Plan, Shape, power
-from bench.results import Results, Target
-from bench.timing import interleaved
+from bench.plan import BOUNDS, LONGEST_SHORT_SET, NARROW, Plan, Shape, power
+from bench.results import TORCH_KERNELS, Results, Target
+from bench.timing import Contender, interleaved
 
 
 def compare_ragged(results: Results, plan: Plan, shape: Shape) -> None:
     """Target 5: one ragged update of many short sets, compared with one update per set.
 
+    For narrow sets, it is also compared with the same call of the torch kernels.
     The rows of the ragged call are in random order. The loop gets its sets already separated, and
     all its updates start from the same empty state, so that derived tensors are computed once.
     """
@@ -34,10 +36,17 @@ def compare_ragged(results: Results, plan: Plan, shape: Shape) -> None:
             for part in sets:
                 encoder.update(one, part)
 
-    timings = interleaved({"ragged": ragged, "loop": loop}, plan)
-    claim = f"{power(plan.short_sets)} sets of 0-{LONGEST_SHORT_SET} vs a loop"
-    ratio = timings.ratio("loop", "ragged")
-    results.targets.append(Target(5, claim, ratio, BOUNDS.ragged, shape=shape))
+    rivals: dict[str, tuple[Contender, float]] = {"a loop": (loop, BOUNDS.ragged)}
+    if shape == NARROW:
+        rivals[TORCH_KERNELS] = (with_kernels(None, ragged), BOUNDS.ragged_kernel)
+    runs = {name: run for name, (run, _) in rivals.items()}
+    timings = interleaved({"ragged": ragged, **runs}, plan)
+    for name, (_, bound) in rivals.items():
+        claim = f"{power(plan.short_sets)} sets of 0-{LONGEST_SHORT_SET} vs {name}"
+        ratio = timings.ratio(name, "ragged")
+        ours, theirs = (timings.seconds(run) * 1e3 for run in ("ragged", name))
+        detail = f"{ours:.3g} ms, {name} {theirs:.3g} ms"
+        results.targets.append(Target(5, claim, ratio, bound, shape=shape, detail=detail))
 
 
 def compare_small_updates(results: Results, plan: Plan, shape: Shape, length: int) -> None:

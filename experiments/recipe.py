@@ -14,12 +14,13 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+from setfold.learning.schedules import cosine
 
 if TYPE_CHECKING:  # importing torch takes seconds, and --help should be fast
     from torch import Tensor, nn
@@ -77,11 +78,7 @@ class Task(ABC):
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """Return the mean loss over the items of a batch.
-
-        The model is wrapped for several processes and mixed precision: call it exactly once and do
-        not use its attributes. Put everything beyond one forward pass into `forward`.
-        """
+        """Return the mean loss over the items of a batch."""
 
     @abstractmethod
     def evaluate(self, model: nn.Module, split: str) -> Metrics:
@@ -111,9 +108,7 @@ class Cosine:
 
     def at(self, progress: float) -> float:
         """Return the multiplier after this fraction of the training."""
-        if progress < self.warmup:
-            return progress / self.warmup
-        return 0.5 * (1 + math.cos(math.pi * (progress - self.warmup) / (1 - self.warmup)))
+        return cosine(progress, self.warmup)
 
 
 @dataclass(frozen=True)

@@ -153,7 +153,7 @@ def _git(*arguments: str) -> str:
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that affect the numbers."""
-    packages = ("torch", "numpy", "lightning-fabric")
+    packages = ("torch", "numpy")
     return {"python": platform.python_version(), "setfold": setfold.__version__} | {
         package: metadata.version(package) for package in packages
     }

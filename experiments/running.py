@@ -23,8 +23,9 @@ from experiments.processes import circumstances, hold_together, launch
 from experiments.progress import duration
 from experiments.recipe import Recipe, Run, Size, as_json
 from experiments.records import Record
-from experiments.training import ASK_EVERY, BusyError, Draw, Trained, seed_for, train
+from experiments.training import ASK_EVERY, BusyError, Trained, train
 from setfold import SetfoldError
+from setfold.learning.seeds import Draw, seed_for
 
 
 @dataclass(frozen=True)
@@ -117,14 +118,14 @@ class _Runner:
         self, jobs: list[_Job], folder: Path, options: Options, console: Console | None
     ) -> None:
         self.jobs, self.folder, self.options = jobs, folder, options
-        self.fabric = launch(options.device, options.precision, options.threads)
-        first = self.fabric.is_global_zero
-        self.console = (console or Console()) if first else Console(quiet=True)
+        place = launch(options.device, options.precision, options.threads)
+        self.processes = place.processes
+        self.console = (console or Console()) if place.processes.first else Console(quiet=True)
         self.began, self.started = _now(), time.monotonic()
         self.announced: set[str] = set()
         self.failures: dict[str, list[_Job]] = {}  # failed jobs by error message
         self.to_do = self._left()
-        self.here = circumstances(self.fabric, options.precision)
+        self.here = circumstances(place)
 
     def run(self) -> list[str]:
         """Run all jobs; retries those that other processes are working on."""
@@ -139,10 +140,10 @@ class _Runner:
     def _settle(self, job: _Job) -> bool:
         """Run a job unless it is recorded; returns False if another process works on it."""
         lock = self.options.out / "running" / f"{job.key}.lock"
-        with hold_together(self.fabric, lock) as held:
+        with hold_together(self.processes, lock) as held:
             if not held:
                 return False
-            if self.fabric.broadcast(self._is_recorded(job)):
+            if self.processes.from_first(self._is_recorded(job)):
                 return True
             self._announce(job)
             try:
@@ -150,7 +151,7 @@ class _Runner:
             except BusyError:
                 return False
             except (SetfoldError, OSError) as error:
-                if self.fabric.world_size > 1:  # the other processes are still in this run
+                if self.processes.size > 1:  # the other processes are still in this run
                     raise
                 self._fail(job, str(error))
             return True
@@ -197,9 +198,9 @@ class _Runner:
                 console=self.console,
                 wait=False,
             )
-        if self.fabric.is_global_zero:
+        if self.processes.first:
             records.write(self._measure(job, trained), self.folder)
-        self.fabric.barrier()
+        self.processes.from_first()  # all wait for the measurement
 
     def _measure(self, job: _Job, trained: Trained | None) -> Record:
         started = time.monotonic()

@@ -1,53 +1,37 @@
-"""The training loop: trains any task, on one or several processes, and can resume at any time.
+"""Train any task, on one or several processes; a training can be resumed at any time.
 
-The random numbers of a step depend only on the seed and the step number (and, when fine-tuning, on
-the number of earlier trainings). No generator state needs to be saved, and an interrupted training
-that is resumed ends with bitwise the same weights on the same machine.
+The loop is that of `setfold.fit` (setfold/learning/loop.py). Here are what experiments add: a folder
+for each training, found again by its settings; a lock; the circumstances; logs.
 """
 
 from __future__ import annotations
 
-import hashlib
+import dataclasses
 import json
-import math
 import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning_fabric import Fabric
 from rich.console import Console
 from torch import Tensor, nn
 
-from experiments import checkpoints
-from experiments.checkpoints import Standing
-from experiments.processes import circumstances, hold_together, launch, mean_of
+from experiments.processes import Place, circumstances, hold_together, launch
 from experiments.progress import Display, Log
 from experiments.recipe import Task, Training, as_json
 from experiments.records import Circumstances
-from setfold import InputError, SetfoldError
+from setfold import DivergedError, FileError, InputError, SetfoldError
 from setfold.core.persist import write_atomically
+from setfold.learning import checkpoints
+from setfold.learning.checkpoints import Standing
+from setfold.learning.loop import Loop, Plan, Progress
+from setfold.learning.seeds import Draw, Seeds, seed_for, seed_torch
 
-LOOK_EVERY = 0.25  # seconds between reading losses, which synchronises with a GPU
-SAVE_EVERY = 45.0  # seconds between checkpoints
+NAME = "training.safetensors"
 ASK_EVERY = 1.0  # seconds between attempts to acquire a lock
-
-
-class Draw(StrEnum):
-    """The purpose of random numbers; each has its own stream."""
-
-    WEIGHTS = "weights"
-    ORDER = "order"
-    STEP = "step"
-    VALIDATION = "validation"
-    MEASUREMENT = "measurement"
-
-
-class DivergedError(SetfoldError, ArithmeticError):
-    """Raised if the loss is not finite or the validation metric is NaN."""
 
 
 class BusyError(SetfoldError):
@@ -75,28 +59,6 @@ class Trained:
     circumstances: Circumstances
 
 
-def seed_for(use: Draw, *numbers: int) -> int:
-    """Derive a 63-bit seed from its purpose and some numbers.
-
-    >>> seed_for(Draw.STEP, 0, 1) != seed_for(Draw.STEP, 1, 0)
-    True
-    """
-    text = " ".join([use, *map(str, numbers)])
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
-
-
-def seed_torch(seed: int, device: torch.device) -> None:
-    """Seed torch like `torch.manual_seed`, but only for the device in use.
-
-    `torch.manual_seed` takes a millisecond, because it formats a traceback for every other device.
-    """
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        torch.cuda.manual_seed(seed)
-    elif device.type == "mps":
-        torch.mps.manual_seed(seed)
-
-
 def train(
     training: Training[Task],
     *,
@@ -118,15 +80,14 @@ def train(
         console: console for progress; None for the default.
         wait: whether to wait if another process runs the same training. If False, raises BusyError.
     """
-    fabric = launch(device, precision, threads)
-    console = (console or Console()) if fabric.is_global_zero else Console(quiet=True)
+    place = launch(device, precision, threads)
+    console = (console or Console()) if place.processes.first else Console(quiet=True)
     folder = out / "trainings" / _name(training, precision)
-    here = circumstances(fabric, precision)
     announced = False
     while True:
-        with hold_together(fabric, folder / "lock") as held:
+        with hold_together(place.processes, folder / "lock") as held:
             if held:
-                fit = _Fit(training, fabric, folder, here, console)
+                fit = _Fit(training, place, folder, console)
                 if training.start is not None and not fit.standing.step:
                     start = train(
                         training.start,
@@ -159,216 +120,145 @@ def _stage(training: Training[Task]) -> int:
 
 
 class _Fit:
-    """A training in progress."""
+    """A training with its files."""
 
     def __init__(
-        self,
-        training: Training[Task],
-        fabric: Fabric,
-        folder: Path,
-        here: Circumstances,
-        console: Console,
+        self, training: Training[Task], place: Place, folder: Path, console: Console
     ) -> None:
-        self.training, self.fabric, self.folder, self.console = training, fabric, folder, console
-        self.task, self.here = training.task, here
-        items = self.task.items()
-        if items < 1 or training.epochs < 1:
-            raise InputError(
-                f"nothing to train: {items} items and {training.epochs} epochs. "
-                "Both must be at least 1."
-            )
-        self.steps_per_epoch = math.ceil(items / training.batch_size)
-        self.steps = training.epochs * self.steps_per_epoch
-        if items // self.steps_per_epoch < fabric.world_size:
-            raise InputError(
-                f"cannot split batches of {items // self.steps_per_epoch} items between "
-                f"{fabric.world_size} processes. Start fewer processes or use a larger batch_size."
-            )
-        notes = max(training.validations, 1)
-        self.note_at = {self.steps * (i + 1) // notes for i in range(notes)}
+        self.training, self.place, self.folder, self.console = training, place, folder, console
+        self.here = circumstances(place)
+        self.seeds = Seeds(training.seed, _stage(training))
         self.settings = as_json(training)
-        torch.manual_seed(self._seed(Draw.WEIGHTS))
-        self.model = self.task.build()
+        torch.manual_seed(self.seeds.of(Draw.WEIGHTS))
+        self.model = training.task.build().to(place.device)
         standing = None
-        if fabric.is_global_zero:
-            standing = checkpoints.read(folder, self.settings, self.model.state_dict())
-        self.standing: Standing = fabric.broadcast(standing) or Standing(here)
-        self.losses: list[Tensor] = []  # losses of the last steps that were not read yet
-
-    def _seed(self, use: Draw, *numbers: int) -> int:
-        """Derive a seed that differs from those of the training it starts from."""
-        stage = _stage(self.training)
-        return seed_for(use, self.training.seed, *numbers, *([stage] if stage else []))
+        if place.processes.first:
+            standing = _read(folder / NAME, self.settings, self.model.state_dict())
+        found = place.processes.share_standing(standing)
+        self.standing = found or Standing(notes=_noted(self.here))
 
     def begin_with(self, start: Trained) -> None:
         """Start from the weights of another training."""
         self.model.load_state_dict(start.model.state_dict())
-        self.standing.circumstances = replace(self.here, commit=start.circumstances.commit)
+        self.standing.notes = _noted(replace(self.here, commit=start.circumstances.commit))
 
     def run(self) -> Trained:
         """Run the remaining steps and return the trained model."""
-        if not self.standing.finished:
-            self._fit()
-        standing = self.fabric.broadcast(self.standing)
-        self.model.load_state_dict(standing.best)
-        self.fabric.to_device(self.model)
+        standing = self.standing
+        loop = self._loop()
+        if standing.finished:
+            loop.run()
+        else:
+            made = Circumstances(**standing.notes["circumstances"])
+            standing.notes = _noted(made.then(self.here.commit))
+            self._run(loop)
         return Trained(
-            self.model.eval(),
+            self.model,
             standing.history,
             standing.seconds,
             standing.cpu_seconds,
             self.folder,
-            standing.circumstances,
+            Circumstances(**standing.notes["circumstances"]),
         )
 
-    def _fit(self) -> None:
-        standing = self.standing
-        names = ("epoch", "loss", self.task.metric)[: 3 if self.training.validations else 2]
-        standing.history = standing.history or {name: [] for name in names}
-        standing.circumstances = standing.circumstances.then(self.here.commit)
-        self._set_up()
-        self.started = time.monotonic() - standing.seconds
-        self.cpu_started = time.process_time() - standing.cpu_seconds
-        self.next_look, self.next_save = 0.0, time.monotonic() + SAVE_EVERY
+    def _loop(self) -> Loop:
+        training = self.training
+        # The fused implementation is three times as fast, also on the CPU.
+        optimizer = torch.optim.Adam(
+            self.model.parameters(), training.rate, weight_decay=training.weight_decay, fused=True
+        )
+        plan = Plan(
+            training.epochs,
+            training.batch_size,
+            training.validations,
+            self.seeds,
+            schedule=training.schedule.at,
+            clip=training.clip,
+            patience=training.patience,
+        )
+        return Loop(
+            self.model,
+            _OfTask(training, self.place),
+            optimizer,
+            plan,
+            standing=self.standing,
+            processes=self.place.processes,
+            save=lambda standing: checkpoints.write(self.folder / NAME, standing, self.settings),
+            callback=self._show,
+        )
+
+    def _run(self, loop: Loop) -> None:
         self.log = None
-        if self.fabric.is_global_zero:
+        if self.place.processes.first:
             text = json.dumps(self.settings, indent=2) + "\n"
             write_atomically(self.folder / "settings.json", text.encode())
-            self.log = Log(self.folder, standing.history, standing.step)
+            self.log = Log(self.folder, self.standing.history, self.standing.step)
         try:
-            with Display(self.console, self.training.epochs, self._epoch()) as self.display:
-                for batch in self._batches():
-                    self._step(batch)
-                    self._look()
-                    if standing.finished:
-                        break
+            with Display(self.console, self.training.epochs, loop.epoch) as self.display:
+                loop.run()
+        except DivergedError as error:
+            settings = json.dumps(self.settings)
+            raise DivergedError(f"{error} Settings of the training: {settings}.") from error
         finally:
             if self.log is not None:
                 self.log.close()
 
-    def _set_up(self) -> None:
-        training, standing = self.training, self.standing
-        # The fused implementation is three times as fast, also on the CPU.
-        self.optimiser = torch.optim.Adam(
-            self.model.parameters(), training.rate, weight_decay=training.weight_decay, fused=True
-        )
-        self.wrapped, self.stepper = self.fabric.setup(self.model, self.optimiser)
-        if standing.step:
-            self.model.load_state_dict(standing.weights)
-            groups = self.optimiser.state_dict()["param_groups"]
-            self.optimiser.load_state_dict({"state": standing.moments, "param_groups": groups})
-        self.wrapped.train()
+    def _show(self, now: Progress) -> None:
+        if now.validated and self.log is not None:
+            self.log.note(now.history, now.step)
+        self.display.show(now.epoch, now.numbers)
 
-    def _epoch(self) -> float:
-        return self.standing.step / self.steps_per_epoch
 
-    def _batches(self) -> Iterator[Tensor]:
-        """Yield the items of each remaining step.
+class _OfTask:
+    """A task as the loop takes it: each process takes a share of the items of a step."""
 
-        Every item occurs once per epoch. Batch sizes differ by at most one, so that no batch is too
-        small for BatchNorm.
-        """
-        for epoch in range(self.standing.step // self.steps_per_epoch, self.training.epochs):
-            generator = torch.Generator().manual_seed(self._seed(Draw.ORDER, epoch))
-            order = torch.randperm(self.task.items(), generator=generator)
-            batches = order.tensor_split(self.steps_per_epoch)
-            yield from batches[self.standing.step - epoch * self.steps_per_epoch :]
-
-    def _step(self, batch: Tensor) -> None:
-        training, fabric, step = self.training, self.fabric, self.standing.step
-        seed_torch(self._seed(Draw.STEP, step, fabric.global_rank), fabric.device)
-        for group in self.optimiser.param_groups:
-            group["lr"] = training.rate * training.schedule.at(step / self.steps)
-        share = batch.tensor_split(fabric.world_size)[fabric.global_rank]
-        loss = self.task.loss(self.wrapped, fabric.to_device(self.task.batch(share)))
-        # Gradients are averaged over processes, and shares can differ by one item.
-        fabric.backward(loss * (len(share) * fabric.world_size / len(batch)))
-        if training.clip is not None:
-            fabric.clip_gradients(
-                self.wrapped, self.stepper, max_norm=training.clip, error_if_nonfinite=False
+    def __init__(self, training: Training[Task], place: Place) -> None:
+        self.training, self.task, self.place = training, training.task, place
+        self.larger_is_better = self.task.larger_is_better
+        items, size = self.task.items(), place.processes.size
+        least = items // max(1, -(-items // training.batch_size))
+        if size > 1 and least < size:
+            raise InputError(
+                f"cannot split batches of {least} items between {size} processes. Start fewer "
+                "processes or use a larger batch_size."
             )
-        self.stepper.step()
-        self.optimiser.zero_grad()
-        self.losses.append(loss.detach())
-        self.standing.step += 1
 
-    def _look(self) -> None:
-        """After a step: validate, save and show progress if it is time."""
-        note, now = self.standing.step in self.note_at, time.monotonic()
-        if not note and now < self.next_look:
-            return
-        self.next_look = now + LOOK_EVERY
-        last = self._settle()
-        if note:
-            self._note()
-        # Log first: resuming repairs a log that is ahead, but a finished training is never resumed.
-        if note and self.log is not None:
-            self.log.note(self.standing.history, self.standing.step)
-        if self.fabric.is_global_zero and (note or now >= self.next_save):
-            self._save()
-        validated = self.standing.history.get(self.task.metric)
-        shown = {"loss": last} | ({self.task.metric: validated[-1]} if validated else {})
-        self.display.show(self._epoch(), shown)
+    def items(self) -> int:
+        return self.task.items()
 
-    def _settle(self) -> float:
-        """Accumulate the losses that were not read yet, and return the last one."""
-        standing = self.standing
-        losses = torch.stack(self.losses).tolist()
-        for place, loss in enumerate(losses, standing.step - len(losses)):
-            if not math.isfinite(loss):
-                raise self._diverged("loss", loss, place)
-            standing.loss_sum += loss  # one by one, so that the sum does not depend on timing
-        standing.loss_count += len(losses)
-        self.losses.clear()
-        return float(losses[-1])
+    def losses(self, model: nn.Module, batch: Tensor) -> Iterator[Tensor]:
+        processes = self.place.processes
+        if processes.rank:  # all were seeded alike
+            seed_torch(seed_for(Draw.STEP, torch.initial_seed(), processes.rank), processes.device)
+        share = batch.tensor_split(processes.size)[processes.rank]
+        with self.place.rounded():
+            loss = self.task.loss(model, self.place.moved(self.task.batch(share)))
+        yield loss * (len(share) / len(batch))
 
-    def _note(self) -> None:
-        """Validate, and keep the weights if they are the best so far."""
-        standing, history = self.standing, self.standing.history
-        history["epoch"].append(self._epoch())
-        history["loss"].append(mean_of(self.fabric, standing.loss_sum / standing.loss_count))
-        standing.loss_sum, standing.loss_count = 0.0, 0
-        stale, values = 0, history.get(self.task.metric)
-        if values is not None:
-            values.append(self._validate())
-            best = (max if self.task.larger_is_better else min)(values)
-            stale = len(values) - 1 - values.index(best)
-        if stale == 0:
-            standing.best = {n: t.clone() for n, t in self.model.state_dict().items()}
-        patience = self.training.patience
-        standing.finished = standing.step == self.steps or (
-            patience is not None and stale >= patience
-        )
-
-    def _validate(self) -> float:
+    def validate(self, model: nn.Module) -> dict[str, float]:
+        if not self.training.validations:
+            return {}
         value: Any = None
-        if self.fabric.is_global_zero:
-            # Use the same seed at every validation, so that only the weights differ.
-            torch.manual_seed(self._seed(Draw.VALIDATION))
-            self.model.eval()
-            with torch.no_grad():
-                value = self.task.evaluate(self.model, "validation")[self.task.metric]
-            self.wrapped.train()
-        value = float(self.fabric.broadcast(value))
-        if math.isnan(value):
-            raise self._diverged(f"validation {self.task.metric}", value, self.standing.step)
-        return value
+        if self.place.processes.first:
+            value = self.task.evaluate(model, "validation")[self.task.metric]
+        return {self.task.metric: float(self.place.processes.from_first(value))}
 
-    def _save(self) -> None:
-        standing = self.standing
-        now = time.monotonic()
-        self.next_save = now + SAVE_EVERY
-        standing.seconds = now - self.started
-        standing.cpu_seconds = time.process_time() - self.cpu_started
-        standing.weights, standing.moments = {}, {}
-        if not standing.finished:
-            standing.weights = self.model.state_dict()
-            standing.moments = self.optimiser.state_dict()["state"]
-        checkpoints.write(standing, self.folder, self.settings)
 
-    def _diverged(self, what: str, value: float, step: int) -> DivergedError:
-        return DivergedError(
-            f"the {what} is {value} at step {step} of {self.steps}, in epoch "
-            f"{step // self.steps_per_epoch + 1}. Try a lower learning rate or gradient clipping. "
-            f"Settings of the training: {json.dumps(self.settings)}."
+def _noted(made: Circumstances) -> dict[str, Any]:
+    return {"circumstances": dataclasses.asdict(made)}
+
+
+def _read(path: Path, settings: Any, like: dict[str, Tensor]) -> Standing | None:
+    """Read a checkpoint; one that cannot be used is renamed, and the training starts over."""
+    try:
+        standing = checkpoints.read(path, settings, like)
+        if standing is not None and "circumstances" not in standing.notes:
+            raise FileError(f"{path} was written by another version of this code.")
+    except FileError as error:
+        aside = path.with_name(f"{path.name}.aside-{time.time_ns()}")
+        path.rename(aside)
+        warnings.warn(
+            f"{error} Renamed it to {aside}; the training starts from scratch.", stacklevel=2
         )
+        return None
+    return standing

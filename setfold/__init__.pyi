@@ -42,6 +42,7 @@ from .encoders.summary import SummaryStatistics as SummaryStatistics
 from .errors import CancelledAttentionWarning as CancelledAttentionWarning
 from .errors import DescriptionError as DescriptionError
 from .errors import DistributedError as DistributedError
+from .errors import DivergedError as DivergedError
 from .errors import FileError as FileError
 from .errors import InputError as InputError
 from .errors import NonFiniteError as NonFiniteError
@@ -66,6 +67,9 @@ from .folding.batches import collate as collate
 from .folding.merge import all_merge as all_merge
 from .laws.check import check as check
 from .laws.check import check_all as check_all
+from .learning.fit import FitSettings as FitSettings
+from .learning.fit import fit as fit
+from .learning.loop import Progress as Progress
 from .learning.options import TrainOptions as TrainOptions
 from .learning.train import evaluate_sets as evaluate_sets
 from .learning.train import train_sets as train_sets

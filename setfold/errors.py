@@ -7,7 +7,8 @@
     ├── NotRemovableError   (TypeError)     elements cannot be removed from this aggregate
     ├── FileError           (ValueError)    a truncated, corrupt or foreign file
     ├── DescriptionError    (ValueError)    a model that cannot be saved or must not be loaded
-    └── DistributedError    (RuntimeError)  another process failed, died or timed out
+    ├── DistributedError    (RuntimeError)  another process failed, died or timed out
+    └── DivergedError       (ArithmeticError)  the loss of a training is not finite
 
     CancelledAttentionWarning  (UserWarning)  a configuration in which attention has no effect
 
@@ -57,6 +58,10 @@ class DescriptionError(SetfoldError, ValueError):
 
 class DistributedError(SetfoldError, RuntimeError):
     """Another process of the group failed, died, timed out or made a different call."""
+
+
+class DivergedError(SetfoldError, ArithmeticError):
+    """The loss of a training is not finite, or what is validated is NaN."""
 
 
 class CancelledAttentionWarning(UserWarning):

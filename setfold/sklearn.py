@@ -35,9 +35,10 @@ from setfold.errors import InputError
 from setfold.files.kinds import open_frame
 from setfold.learning.candidates import Design, choose_names
 from setfold.learning.dataset import SetDataset
-from setfold.learning.loop import Settings, encode_all, predict
+from setfold.learning.encoding import encode_all
+from setfold.learning.objective import predict
 from setfold.learning.options import ENCODERS
-from setfold.learning.search import Material, Search, search
+from setfold.learning.search import Material, Search, Settings, search
 from setfold.learning.splits import TRAINING, split, usual_folds
 from setfold.preprocessing.columns import Columns, decoded, is_text
 from setfold.preprocessing.fitting import ColumnFitter, can_be_fitted
@@ -139,7 +140,13 @@ class _Predictor(_SetEstimator):
         chosen = split(None, targets, (self.validation, 0.0), number, seed)
         self._fit_columns(sets, (chosen == TRAINING) | (number > 1), self.scale)
         data, position = self._data(sets, targets), list(self.position)
-        settings = Settings(self.epochs, self.batch_sets, self.batch_rows, self.rate, seed=seed)
+        settings = Settings(
+            epochs=self.epochs,
+            batch_sets=self.batch_sets,
+            batch_rows=self.batch_rows,
+            rate=self.rate,
+            seed=seed,
+        )
         state = torch.random.get_rng_state()
         try:
             found = search(

@@ -18,6 +18,8 @@ FENCED = re.compile(
     r"^(?P<indent> *)(?P<fence>`{3,}|~{3,})(?P<language>[^\n]*)\n(?P<text>.*?)(?:^ *(?P=fence) *$|\Z)",
     re.DOTALL | re.MULTILINE,
 )
+# What torchrun sets for a single process.
+TORCHRUN = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 ELSEWHERE = {"dask", "pyspark"}  # run by tests/files/test_partials.py, if installed
 IMPORTED = re.compile(r"^(?:import|from) (\w+)", re.MULTILINE)
 LINK = re.compile(r"\]\(\s*<?([^)\s>]+)|^ *\[[^\]]+\]:\s*(\S+)", re.MULTILINE)

@@ -9,23 +9,19 @@ import sys
 from pathlib import Path
 
 import setfold
-from bench import disk
+from bench import disk, instructions, roofline, speed
 from bench.__main__ import PARTS, steps
 from bench.encoders import ENCODERS, FAMILIES
 from bench.folds import GRADIENTS, passes
 from bench.gradients import MODELS, asked_for
-from bench.peers import PEERS
-from bench.plan import FULL, GRAPH_LIMIT, NARROW, QUICK, SHAPES
-from bench.results import MemoryCase, Results, Way
+from bench.peers import ATTENTION, OURS, PEERS
+from bench.plan import FULL, GRAPH_LIMIT, NARROW, QUICK, SHAPES, WIDE
+from bench.results import TITLES, Cell, MemoryCase, Results, Way
+from bench.timing import Timings
+from setfold.native import library
 
 ROOT = Path(__file__).parent.parent
-PICTURES = (
-    "time.png",
-    "memory.png",
-    "encoders_time.png",
-    "encoders_memory.png",
-    "gradients.png",
-)
+PICTURES = ("time", "memory", "roofline", "encoders_time", "encoders_memory", "gradients")
 
 
 def test_the_quick_benchmark_runs(tmp_path):
@@ -38,18 +34,26 @@ def test_the_quick_benchmark_runs(tmp_path):
         assert len(results[found]) == len(SHAPES) * 2 * 2  # passes and lengths
         assert set().union(*(cell["seconds"] for cell in results[found])) == set(names)
     assert [fold["name"] for fold in results["folds"]] == list(passes())
-    assert {target["number"] for target in results["targets"]} == set(range(1, 13))
+    assert {target["number"] for target in results["targets"]} == set(TITLES)
     ways = {"forward+backward", "fold, forward", "fold, forward+backward"}
     measured = {(case["name"], case["way"]) for case in results["memory"]}
     assert measured >= {(name, way) for name in passes() for way in ways}
     trained = [(cost["model"], cost["n"]) for cost in results["training steps"]]
     assert trained == [(model.title, n) for model in MODELS for n in QUICK.gradient_lengths]
     assert [cost["files"] for cost in results["files"]] == [40, 40, 4]
-    table = (tmp_path / "table.md").read_text()
+    for cost in results["instruction sets"]:
+        assert list(cost["seconds"]) == ["torch kernels", *library.available()]
+    both = [(list(shape), way) for shape in SHAPES for way in ("forward", "forward+backward")]
+    measured = [(list(c["shape"].values()), c["pass"]) for c in results["instruction sets"]]
+    assert measured == both
+    table = (tmp_path / "benchmark.md").read_text()
+    assert library.describe() in " ".join(table.split())
     steps = [label for model in MODELS for label in model.lines]
     assert all(f"| {name} |" in table for name in (*PEERS, *ENCODERS, *steps))
     for picture in PICTURES:
-        assert (tmp_path / picture).stat().st_size > 10_000
+        file = f"benchmark_{picture}.png"
+        assert (tmp_path / file).stat().st_size > 10_000
+        assert f"]({file})" in table
     assert not any(found.is_dir() for found in tmp_path.iterdir())  # the set on disk is gone
 
 
@@ -99,3 +103,68 @@ def test_every_encoder_is_compared():
         c for c in classes if issubclass(c, setfold.SetEncoder) and not inspect.isabstract(c)
     }
     assert encoders <= compared
+
+
+def test_the_worst_size_counts_against_attention(monkeypatch):
+    slow = {1: 2.0, 100: 0.5, 1_000: 3.0}
+
+    def fake(peers, plan, shape, n, backward):
+        return Timings({OURS: [1.0], ATTENTION: [slow[n]]})
+
+    monkeypatch.setattr(speed, "_time", fake)
+    results = Results(QUICK)
+    speed.compare_attention(results, QUICK, NARROW, backward=False)
+    anywhere, small = results.targets
+    assert (anywhere.measured, small.measured) == (0.5, 3.0)
+    assert not anywhere.holds
+    assert anywhere.detail == "n = 1: 2.00×, n = 100: 0.50×, n = 1e3: 3.00×"
+
+
+def test_graphs_of_attention_fit_into_memory(monkeypatch):
+    lengths = []
+    faster = Timings({OURS: [1.0], ATTENTION: [1.0]})
+    monkeypatch.setattr(speed, "_time", lambda *a: lengths.append(a[3]) or faster)
+    speed.compare_attention(Results(FULL), FULL, WIDE, backward=True)
+    assert lengths == [1, 10, 100, 1_000, 10_000, 100_000]
+    lengths.clear()
+    speed.compare_attention(Results(FULL), FULL, NARROW, backward=True)
+    assert lengths == list(FULL.attention_lengths)
+
+
+def test_the_slowest_cell_counts_against_a_library_peer():
+    results = Results(QUICK)
+    times = {"setfold PMA": 1.0, "PyG PMA": 1.5, "setfold DeepSets": 1.0, "PyG DeepSets": 1.1}
+    times |= {"setfold SetTransformer": 1.0, "PyG ISAB, PMA": 1.2}
+    times |= {"setfold FullSetTransformer": 1.0, "PyG SetTransformer": 1.2}
+    for shape, n, factor in ((s, n, f) for s in SHAPES for n, f in ((100, 1.0), (6_000, 2.0))):
+        samples = {name: [time] for name, time in times.items()}
+        samples["setfold PMA"] = [factor]
+        results.encoder_cells.append(Cell(shape, n, False, Timings(samples)))
+    speed.judge_library_peers(results)
+    found = {(t.claim, t.shape): (t.measured, t.holds) for t in results.targets}
+    assert len(found) == 4 * len(SHAPES)
+    assert found["setfold PMA vs PyG PMA", WIDE] == (0.75, False)
+    assert found["setfold DeepSets vs PyG DeepSets", WIDE] == (1.1, True)
+
+
+def test_kernels_are_chosen_for_one_call_only():
+    before, seen = library.choice.kernels, []
+    instructions.with_kernels(None, lambda: seen.append(library.choice.kernels))()
+    assert seen == [None]
+    assert library.choice.kernels is before
+
+
+def test_work_is_counted_as_in_the_formula(monkeypatch):
+    samples = {"False": [2.0], "True": [8.0], "matrix product": [0.5], "sum": [0.25]}
+    monkeypatch.setattr(roofline, "interleaved", lambda runs, plan: Timings(samples))
+    results = Results(QUICK)
+    roofline.measure(results, QUICK, NARROW)
+    forward, training = results.rooflines
+    n, d, slots = forward.length, NARROW.dim_in, NARROW.num_slots
+    multiply_adds = n * slots * d  # of one product
+    assert forward.operations == 2 * 2 * multiply_adds
+    assert training.operations == 5 * 2 * multiply_adds
+    assert (forward.bytes_read, training.bytes_read) == (4 * n * d, 8 * n * d)
+    peak = 2 * QUICK.product_width**3 / 0.5
+    assert forward.arithmetic_share == forward.operations / 2.0 / peak
+    assert training.reading_share == 0.25 * 2 / 8.0

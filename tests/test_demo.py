@@ -13,13 +13,9 @@ import pytest
 import torch
 
 from demo import completion, digits, streaming
+from demo.__main__ import main
 
 ROOT = Path(__file__).parent.parent
-
-
-def demo(*arguments):
-    command = [sys.executable, "-W", "error", "-m", "demo", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
 class References(HTMLParser):
@@ -49,7 +45,9 @@ def unseen():
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     out = tmp_path_factory.mktemp("demo")
-    done = demo("--steps", 3, "--digits", 10, "--elements", 50_000, "--out", out)
+    few = ["--steps", "3", "--digits", "10", "--elements", "50000", "--workers", "2"]
+    command = [sys.executable, "-W", "error", "-m", "demo", *few, "--out", str(out)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr + done.stdout
     return SimpleNamespace(out=out, text=done.stdout, page=(out / "index.html").read_text())
 
@@ -78,10 +76,12 @@ def test_the_page_shows_the_numbers_of_the_terminal(run):
     assert "$" not in run.page
 
 
-def test_a_set_too_small_to_show_anything_is_refused():
-    done = demo("--elements", 10)
-    assert done.returncode == 2
-    assert "1000 or more" in done.stderr
+def test_a_set_too_small_to_show_anything_is_refused(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["demo", "--elements", "10"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "1000 or more" in capsys.readouterr().err
 
 
 def test_without_the_digits_it_says_what_to_install(monkeypatch):

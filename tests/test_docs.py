@@ -11,14 +11,13 @@ import re
 import pytest
 
 import setfold
-from tests.examples import ROOT, blocks_of, broken_links, examples_of, run_examples
+from tests.examples import ROOT, TORCHRUN, blocks_of, broken_links, examples_of, run_examples
 
 DOCS = ROOT / "docs"
 PAGES = {str(page.relative_to(DOCS)): page for page in sorted(DOCS.rglob("*.md"))}
 LANGUAGES = {"python", "console", "text"}
 SECTIONS = ["When to use it", "Formula", "Cost", "Does it fold?", "Example", "Reference"]
 DOCUMENTED = re.compile(r"^::: setfold\.(\w+)$", re.MULTILINE)
-TORCHRUN = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 COLUMNS = 100
 GENERATED = {"benchmark.md"}  # by `make bench`
 
@@ -42,7 +41,7 @@ def encoders():
 @pytest.mark.parametrize("page", PAGES)
 def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # some examples write files
-    for name, value in TORCHRUN.items():  # as torchrun sets them for a single process
+    for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
     run_examples(PAGES[page])
 

@@ -20,6 +20,7 @@ ERRORS = {
     "FileError": ValueError,
     "DescriptionError": ValueError,
     "DistributedError": RuntimeError,
+    "DivergedError": ArithmeticError,
 }
 
 

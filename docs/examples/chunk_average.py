@@ -32,7 +32,7 @@ def trained() -> dict:
             os.chdir(before)
 
 
-def measure() -> list[tuple[int, float, float, float, float]]:
+def measure(sizes: tuple[int, ...] = SIZES) -> list[tuple[int, float, float, float, float]]:
     """By chunk size: accuracy and relative error of the fold, then of chunk-and-average."""
     names = trained()
     model, test = names["model"].double(), names["test"]
@@ -49,7 +49,7 @@ def measure() -> list[tuple[int, float, float, float, float]]:
         return accuracy, ((found - whole).norm() / whole.norm()).item()
 
     rows = []
-    for size in SIZES:
+    for size in sizes:
         chunks = list(zip(elements.split(size, 1), mask.split(size, 1), strict=True))
         with torch.no_grad():
             folded, averaged = (

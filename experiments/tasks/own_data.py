@@ -17,9 +17,8 @@ from experiments.recipe import Metrics
 from setfold import FileError
 from setfold.learning.candidates import Design, choose_names
 from setfold.learning.dataset import SetDataset
-from setfold.learning.loop import Settings
 from setfold.learning.metrics import measure
-from setfold.learning.search import Material, Search, search
+from setfold.learning.search import Material, Search, Settings, search
 from setfold.learning.splits import TRAINING, split, usual_folds
 from setfold.preprocessing.columns import Columns
 from setfold.preprocessing.fitting import ColumnFitter

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, get_type_hints
 import typer
 
 from setfold import __version__
+from setfold.cli.processes import is_first, is_shown_elsewhere
 from setfold.errors import InputError, SetfoldError
 
 if TYPE_CHECKING:  # torch and Arrow take seconds to import, and --help does not need them
@@ -129,7 +130,8 @@ def run(commands: typer.Typer, name: str, failed: int) -> None:
     except (SetfoldError, OSError) as error:
         if "--debug" in sys.argv:
             raise
-        typer.echo(f"{name}: {getattr(error, 'command', None) or error}", err=True)
+        if not is_shown_elsewhere(error):
+            typer.echo(f"{name}: {getattr(error, 'command', None) or error}", err=True)
         sys.exit(failed)
 
 
@@ -183,7 +185,8 @@ def explain_interrupts(command: Callable[P, None]) -> Callable[P, None]:
             command(*arguments, **options)
         except KeyboardInterrupt as error:
             notes = getattr(error, "__notes__", [CONTINUE])  # added where the run was interrupted
-            typer.echo(f"setfold: interrupted. {' '.join(notes)}", err=True)
+            if is_first():
+                typer.echo(f"setfold: interrupted. {' '.join(notes)}", err=True)
             raise typer.Exit(INTERRUPTED) from error
 
     return run

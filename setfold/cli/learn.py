@@ -14,6 +14,7 @@ import typer
 
 from setfold.cli.app import LINE_EVERY, app, explain_interrupts, grouped, print_facts
 from setfold.cli.options import Explode, Inputs, Json, Memory, OnError, OnErrorOption, Overwrite
+from setfold.cli.processes import is_first, over_processes
 from setfold.errors import InputError
 from setfold.learning.options import TrainOptions
 
@@ -202,9 +203,11 @@ class Running:
     "  setfold train events/*.parquet --set user --labels labels.csv --target churned "
     "--out model.safetensors\n\n"
     "  setfold train scans/*.laz --labels labels.csv --target species --center x,y,z "
-    "--out model.safetensors"
+    "--out model.safetensors\n\n"
+    "  torchrun --nproc-per-node 4 -m setfold.cli train ...  # over four processes"
 )
 @explain_interrupts
+@over_processes
 @grouped
 def train(
     inputs: Inputs,
@@ -246,7 +249,7 @@ def train(
         **searching.arguments(),
     )
     if running.resume and out.exists() and not is_interrupted(out):
-        typer.echo(f"{out} is already complete; nothing was trained.", err=True)
+        _say(f"{out} is already complete; nothing was trained.")
         return
     others = [out, *map(Path, inputs), *([labels] if labels else [])]
     _check_report(page, others, running.overwrite)
@@ -257,8 +260,10 @@ def train(
             options,
             **running.arguments(),
             progress=progress,
-            note=lambda text: typer.echo(text, err=True),
+            note=_say,
         )
+    if not is_first():
+        return
     facts = write_report(result, page)
     if running.as_json:
         print_facts(facts, as_json=True)
@@ -299,6 +304,11 @@ def evaluate(
     print_facts(facts if as_json else shown, as_json)
 
 
+def _say(text: str) -> None:
+    if is_first():
+        typer.echo(text, err=True)
+
+
 def _check_report(page: Path, others: list[Path], overwrite: bool) -> None:
     """Raise InputError if the report cannot be written, or would replace something."""
     if page.suffix != ".html":
@@ -320,7 +330,7 @@ def _show_training() -> Iterator[Callable[[str, Progress], None]]:
     from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
-    console = Console(stderr=True)
+    console = Console(stderr=True, quiet=not is_first())
     bar = Bar(
         TextColumn("{task.fields[name]}"),
         BarColumn(),
@@ -338,8 +348,8 @@ def _show_training() -> Iterator[Callable[[str, Progress], None]]:
         if name != current:
             current, started, before = name, time.monotonic(), now.epoch
             bar.reset(task, total=now.epochs, name=name)
-        shown = "  ".join(f"validation {n} {v:.4g}" for n, v in now.validation.items())
-        text = f"epoch {now.epoch:.1f} of {now.epochs}  loss {now.loss:.4g}  {shown}"
+        shown = "  ".join(f"{n} {v:.4g}" for n, v in now.numbers.items())
+        text = f"epoch {now.epoch:.1f} of {now.epochs}  {shown}"
         bar.update(task, completed=now.epoch, description=text)
         if not console.is_terminal and time.monotonic() - last > LINE_EVERY:
             last = time.monotonic()

@@ -8,7 +8,6 @@ from anywhere: whatever is wrong with it raises FileError.
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -275,16 +274,24 @@ def hold(path: Path, *, wait: bool) -> Iterator[bool]:
                 yield locked
             finally:  # explicitly, because a forked child process may keep the file open
                 if locked:
-                    fcntl.flock(file, fcntl.LOCK_UN)
+                    _unlock(file)
             return
 
 
 def _lock(file: IO[bytes], wait: bool) -> bool:
+    import fcntl  # not on Windows, where encoders work all the same
+
     try:
         fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
+
+
+def _unlock(file: IO[bytes]) -> None:
+    import fcntl
+
+    fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def _is_at(file: IO[bytes], path: Path) -> bool:

@@ -25,6 +25,7 @@ from setfold.errors import DistributedError, InputError
 
 Message = dict[str, Any]  # serialized as JSON
 MAX_BYTES = 1 << 24  # of a message; a larger length is data of another collective
+SENT = "_sent_to_processes"  # attribute of an exception that the other processes know
 MAX_ERROR = 2000  # characters of an error message that are sent to the other processes
 
 
@@ -68,6 +69,7 @@ def report_failure(group: dist.ProcessGroup | None, device: torch.device) -> Ite
 
     They raise DistributedError in their next `exchange`, without waiting for a timeout. This
     process raises the original exception. In every process, an `exchange` must follow the block.
+    Blocks can be nested: an exception is sent once.
     """
     rank_and_size(group)
     try:
@@ -75,9 +77,11 @@ def report_failure(group: dist.ProcessGroup | None, device: torch.device) -> Ite
     except DistributedError:
         raise  # all processes raise it
     except Exception as error:
-        failure = f"{type(error).__name__}: {error}"[:MAX_ERROR]
-        with suppress(DistributedError):  # if sending fails too, the original exception matters
-            exchange({"failure": failure}, group, device)
+        if not hasattr(error, SENT):
+            setattr(error, SENT, True)
+            failure = f"{type(error).__name__}: {error}"[:MAX_ERROR]
+            with suppress(DistributedError):  # if sending fails too, the original one matters
+                exchange({"failure": failure}, group, device)
         raise
 
 

@@ -10,9 +10,10 @@ from torch.nn.functional import linear
 
 from setfold.kernels.modes import needs_plain_formula
 from setfold.kernels.scores import EPSILON, FoldedScores, Projection, Scores, weigh
-from setfold.kernels.tiles import limits, tiles
+from setfold.kernels.tiles import MAX_ROWS, tile_factor, tiles
 from setfold.native import dispatch as native
 
+TILE_BYTES = 1 << 20  # for the contributions of one slot
 MANY_WINS = 8  # (slot, channel) pairs per element from which on nearly every element is a winner
 
 
@@ -100,8 +101,9 @@ def _maximum(
             return found[0].mul_(sign), found[1]
     batch, length, _ = elements.shape
     dim_out = projection[0].shape[0]
-    most = limits(elements.device)
-    rows = min(most.rows, max(1, most.size // (2 * elements.element_size() * dim_out)))
+    factor = tile_factor(elements.device)
+    rows = max(1, factor * TILE_BYTES // (elements.element_size() * dim_out))
+    rows = min(factor * MAX_ROWS, rows)
     shape = (batch, scores.num_slots, dim_out)
     best = elements.new_full(shape, -torch.inf)
     winners = torch.zeros(shape, dtype=torch.long, device=elements.device) if tracked else None

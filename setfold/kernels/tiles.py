@@ -4,27 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import torch
 
-
-class Limits(NamedTuple):
-    """How large a tile may be."""
-
-    size: int  # in bytes
-    rows: int
-
-
-CACHE = Limits(2 << 20, 16384)
-DEVICE = Limits(64 << 20, 1 << 20)  # every operation on a tile is a launch
+TILE_BYTES = 2 << 20
+MIN_ROWS, MAX_ROWS = 512, 16384
+DEVICE_FACTOR = 32  # on a device every operation on a tile is a launch
 CPU = torch.device("cpu")
-MIN_ROWS = 512
 
 
-def limits(device: torch.device) -> Limits:
-    """The limits for tiles of tensors on a device."""
-    return CACHE if device.type == "cpu" else DEVICE
+def tile_factor(device: torch.device) -> int:
+    """How many times larger tiles are on a device than on a CPU."""
+    return 1 if device.type == "cpu" else DEVICE_FACTOR
 
 
 def is_one_tile(length: int) -> bool:
@@ -42,9 +33,9 @@ def tile_rows(width: int, itemsize: int = 4, device: torch.device = CPU) -> int:
     >>> tile_rows(64 + 32, device=torch.device("cuda"))
     131072
     """
-    most = limits(device)
-    rows = 2 ** round(math.log2(most.size / (itemsize * max(width, 1))))
-    return min(most.rows, max(MIN_ROWS, rows))
+    factor = tile_factor(device)
+    rows = 2 ** round(math.log2(factor * TILE_BYTES / (itemsize * max(width, 1))))
+    return min(factor * MAX_ROWS, max(MIN_ROWS, rows))
 
 
 def tiles(batch: int, length: int, rows: int) -> Iterator[tuple[slice, slice]]:

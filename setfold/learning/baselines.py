@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from setfold.learning.candidates import Model
 from setfold.learning.dataset import SetDataset
-from setfold.learning.loop import encode_all
+from setfold.learning.encoding import encode_all
 from setfold.learning.metrics import Predictions, loss_of
+from setfold.learning.processes import Processes
 from setfold.preprocessing.heads import GridHead, ResidualHead, Standardize
 from setfold.preprocessing.targets import Classes, Target
 
@@ -54,11 +55,13 @@ class LinearFits:
 
 
 @torch.no_grad()
-def statistics_of(model: Model, data: SetDataset, batch_rows: int) -> Tensor:
+def statistics_of(
+    model: Model, data: SetDataset, batch_rows: int, processes: Processes | None = None
+) -> Tensor:
     """Return the readout of a model's encoder, without the head, for all sets (n, width)."""
     head, model.head = model.head, None
     try:
-        return encode_all(model, data, batch_rows)
+        return encode_all(model, data, batch_rows, processes)
     finally:
         model.head = head
 

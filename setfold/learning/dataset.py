@@ -13,8 +13,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import torch
-from torch import Tensor
 
 from setfold.errors import FileError
 from setfold.learning.sources import Source
@@ -44,25 +42,16 @@ class SetDataset:
     def __len__(self) -> int:
         return len(self.ids)
 
+    def __getitem__(self, number: int) -> tuple[np.ndarray, Any]:
+        place = number if self.order is None else self.order[number]
+        first, last = self.offsets[place : place + 2]
+        return self.elements[first:last], self.targets[number]
+
     @cached_property
     def lengths(self) -> np.ndarray:
         """The number of elements of each set."""
         lengths = np.diff(self.offsets)
         return lengths if self.order is None else lengths[self.order]
-
-    def rows(self, number: int, start: int = 0, stop: int | None = None) -> Tensor:
-        """The elements of a set, or some of them, (n, width), copied."""
-        place = number if self.order is None else self.order[number]
-        first, last = self.offsets[place : place + 2]
-        end = last if stop is None else min(last, first + stop)
-        return torch.from_numpy(np.array(self.elements[first + start : end]))
-
-    def ragged(self, numbers: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """The elements of some sets, (N, width), and the set of each, (N,)."""
-        lengths = torch.from_numpy(self.lengths[list(numbers)])
-        rows = [self.rows(number) for number in numbers]
-        index = torch.arange(len(rows)).repeat_interleave(lengths)
-        return torch.cat(rows), index
 
     def chosen(self, numbers: np.ndarray) -> SetDataset:
         """Some of the sets, in the order of `numbers`; no element is copied."""

@@ -1,377 +1,298 @@
-"""The training loop for sets of any size.
+"""The training loop of everything that is trained here: `setfold.fit` and the experiments.
 
-A step takes some sets. Sets that fit are encoded together, as ragged micro-batches of at most
-`batch_rows` elements. A larger set is folded chunk by chunk, with exact gradients. So memory does
-not depend on the size of a set.
+A problem says what a step computes; the loop does the rest. A step is several losses, each of which
+is differentiated before the next is computed, so that memory holds the graph of one.
 
-The random numbers of a step depend on the seed and the number of the step only. A training that was
+The random numbers of a step follow from the seed and the number of the step. A training that was
 interrupted and resumed ends with the same bits.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, mse_loss
 
-from setfold.core import persist
-from setfold.errors import FileError, SetfoldError
-from setfold.folding.api import fold
-from setfold.learning.dataset import SetDataset
-from setfold.learning.metrics import Predictions, loss_of, measure, metric_name
-from setfold.preprocessing.targets import Classes, Quantity, Target, target_of
+from setfold.core.weights import first_tensor
+from setfold.errors import DivergedError, InputError
+from setfold.learning.checkpoints import Standing
+from setfold.learning.processes import CPU, Processes
+from setfold.learning.schedules import cosine
+from setfold.learning.seeds import Draw, Seeds, seed_torch
 
-SAVE_EVERY = 20.0  # seconds between checkpoints
-KIND = "training"
+LOOK_EVERY = 0.25  # seconds between reading losses, which synchronizes with a GPU
+SAVE_EVERY = 30.0  # seconds between checkpoints
 
 
-class DivergedError(SetfoldError, ArithmeticError):
-    """Raised if the loss of a training is not finite."""
+class Problem(Protocol):
+    """What is trained."""
+
+    larger_is_better: bool  # of the first number that `validate` returns
+
+    def items(self) -> int:
+        """Return the number of training items."""
+
+    def losses(self, model: nn.Module, batch: Tensor) -> Iterator[Tensor]:
+        """Yield losses of items (B,). The loss of the step is their sum over all processes."""
+
+    def validate(self, model: nn.Module) -> dict[str, float]:
+        """Measure a model in evaluation mode, without gradients; the first number chooses.
+
+        Returns the same in all processes; nothing if there is no validation.
+        """
 
 
 @dataclass(frozen=True)
-class Settings:
+class Plan:
     """How to train.
 
     Args:
-        epochs: Passes over the training sets.
-        batch_sets: Sets per step.
-        batch_rows: Elements that are encoded at a time.
-        rate: The largest learning rate of AdamW; it rises for a twentieth of the steps and then
-            falls to zero along a cosine.
-        weight_decay: Weight decay of AdamW.
-        clip: The largest norm of the gradients.
-        patience: Epochs without improvement on the validation sets before training stops.
-        seed: Of the order of sets, dropout and random slots.
-        balanced: Whether to weigh classes inversely to their frequency.
+        epochs: Passes over the training items.
+        batch_size: Items per step, over all processes.
+        validations: How often to validate, at equal distances; at the end in any case.
+        seeds: Of the order of items and of steps.
+        validate_first: Whether to validate before the first step, too.
+        schedule: From the fraction that is done to a factor of the learning rate.
+        clip: The largest norm of the gradients; None to disable clipping.
+        patience: Validations without improvement before the training stops; None to disable it.
     """
 
-    epochs: int = 100
-    batch_sets: int = 32
-    batch_rows: int = 1 << 15
-    rate: float = 2e-3
-    weight_decay: float = 1e-2
-    clip: float = 1.0
-    patience: int = 20
-    seed: int = 0
-    balanced: bool = False
+    epochs: int
+    batch_size: int
+    validations: int
+    seeds: Seeds
+    validate_first: bool = False
+    schedule: Callable[[float], float] = cosine
+    clip: float | None = None
+    patience: int | None = None
 
 
 class Progress(NamedTuple):
-    """Where a training is, for a callback."""
+    """Where a training is, for a callback.
 
+    Args:
+        step: The number of steps that are done.
+        epoch: The number of epochs that are done.
+        epochs: The number of epochs of the training.
+        loss: The loss of the last step.
+        history: Epoch, mean loss and validated numbers, one entry per validation.
+        validated: Whether `history` has a new entry.
+
+    >>> Progress(8, 2.0, 5, 0.25, {"epoch": [2.0], "loss": [0.5], "error": [0.1]}, True).numbers
+    {'loss': 0.25, 'error': 0.1}
+    """
+
+    step: int
     epoch: float
     epochs: int
     loss: float
-    validation: dict[str, float]
+    history: dict[str, list[float]]
+    validated: bool
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The loss, and what was validated last."""
+        last = {n: v[-1] for n, v in self.history.items() if n not in ("epoch", "loss") and v}
+        return {"loss": self.loss} | last
 
 
-@dataclass
-class _Standing:
-    """What a checkpoint keeps."""
-
-    step: int = 0
-    epochs: list[float] = field(default_factory=list)
-    losses: list[float] = field(default_factory=list)
-    validation: list[float] = field(default_factory=list)
-    metric: list[float] = field(default_factory=list)
-    loss_sum: float = 0.0
-    loss_count: int = 0
-    finished: bool = False
-    weights: dict[str, Tensor] = field(default_factory=dict)
-    best: dict[str, Tensor] = field(default_factory=dict)
-    moments: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+Callback = Callable[[Progress], None]
 
 
-PLAIN = (
-    "step",
-    "epochs",
-    "losses",
-    "validation",
-    "metric",
-    "loss_sum",
-    "loss_count",
-    "finished",
-)
-
-
-@dataclass(frozen=True)
-class History:
-    """The course of a training, one entry per epoch.
+class Loop:
+    """A training in progress.
 
     Args:
-        epochs: The number of epochs.
-        losses: The training loss.
-        validation: The validation loss.
-        metric: The validation metric.
+        model: The model, on its device.
+        problem: What is trained.
+        optimizer: Its learning rates are the largest ones; the plan's schedule reduces them.
+        plan: How to train.
+        standing: Where to continue. The model keeps its weights if no step was done.
+        processes: The processes that train together.
+        save: Called with the state from time to time, in the first process.
+        callback: Called after validations, and a few times a second, in the first process.
     """
 
-    epochs: list[float]
-    losses: list[float]
-    validation: list[float]
-    metric: list[float]
-
-
-def fit(
-    model: nn.Module,
-    training: SetDataset,
-    validation: SetDataset,
-    settings: Settings,
-    *,
-    checkpoint: Path | None = None,
-    progress: Callable[[Progress], None] | None = None,
-) -> History:
-    """Train a model in place; it ends with the weights that are best on the validation sets.
-
-    Args:
-        model: A model whose head ends with `Classes` or `Quantity`.
-        training: The training sets.
-        validation: The sets on which training is stopped and the best weights are chosen.
-        settings: How to train.
-        checkpoint: A file for checkpoints. If it exists, the training continues from it.
-        progress: Called after every step.
-
-    Raises:
-        DivergedError: The loss is not finite.
-    """
-    return _Fit(model, training, validation, settings, checkpoint, progress).run()
-
-
-@torch.no_grad()
-def predict(model: nn.Module, data: SetDataset, batch_rows: int) -> Predictions:
-    """Return what a model predicts for all sets of a data set."""
-    target = target_of(model)
-    assert target is not None
-    found = encode_all(model, data, batch_rows).double()
-    scores = found.softmax(1) if isinstance(target, Classes) else found.squeeze(1)
-    return Predictions(scores.numpy(), data.targets)
-
-
-@torch.no_grad()
-def encode_all(model: nn.Module, data: SetDataset, batch_rows: int) -> Tensor:
-    """Return the output of a model in evaluation mode for all sets."""
-    model.eval()
-    found = [
-        encode(model, data, batch, batch_rows)
-        for batch in micro_batches(data.lengths, range(len(data)), batch_rows)
-    ]
-    data.release()
-    return torch.cat(found)
-
-
-def encode(model: nn.Module, data: SetDataset, sets: Sequence[int], batch_rows: int) -> Tensor:
-    """Return the output of a model for some sets, which are one micro-batch."""
-    dtype = next((weight.dtype for weight in model.parameters()), torch.float32)
-    if len(sets) == 1 and data.lengths[sets[0]] > batch_rows:
-        (number,) = sets
-        total = int(data.lengths[number])
-
-        def chunks() -> Iterator[Tensor]:
-            for start in range(0, total, batch_rows):
-                yield data.rows(number, start, start + batch_rows).unsqueeze(0).to(dtype)
-
-        return fold(model, chunks)  # type: ignore[arg-type]
-    rows, index = data.ragged(sets)
-    found: Tensor = model(rows.to(dtype), index=index, batch_size=len(sets))
-    return found
-
-
-def micro_batches(lengths: np.ndarray, sets: Sequence[int], batch_rows: int) -> Iterator[list[int]]:
-    """Split sets into lists of at most so many elements; a larger set is a list of its own.
-
-    >>> list(micro_batches(np.array([3, 4, 9, 2]), [0, 1, 2, 3], batch_rows=8))
-    [[0, 1], [2], [3]]
-    """
-    found: list[int] = []
-    rows = 0
-    for number in sets:
-        size = int(lengths[number])
-        if found and rows + size > batch_rows:
-            yield found
-            found, rows = [], 0
-        found.append(number)
-        rows += size
-    if found:
-        yield found
-
-
-class _Fit:
     def __init__(
         self,
         model: nn.Module,
-        training: SetDataset,
-        validation: SetDataset,
-        settings: Settings,
-        checkpoint: Path | None,
-        progress: Callable[[Progress], None] | None,
+        problem: Problem,
+        optimizer: torch.optim.Optimizer,
+        plan: Plan,
+        *,
+        standing: Standing | None = None,
+        processes: Processes | None = None,
+        save: Callable[[Standing], None] | None = None,
+        callback: Callback | None = None,
     ) -> None:
-        target = target_of(model)
-        assert target is not None, "the head of the model must end with its target"
-        self.model, self.training, self.validation = model, training, validation
-        self.settings, self.path, self.progress = settings, checkpoint, progress
-        self.target: Target = target
-        self.per_epoch = math.ceil(len(training) / settings.batch_sets)
-        self.steps = settings.epochs * self.per_epoch
-        self.weights = _class_weights(target, training) if settings.balanced else None
-        self.optimizer = torch.optim.AdamW(
-            model.parameters(), settings.rate, weight_decay=settings.weight_decay, fused=True
-        )
-        self.standing = self._resume()
-        self.next_save = time.monotonic() + SAVE_EVERY
-
-    def run(self) -> History:
-        standing, settings = self.standing, self.settings
-        if not standing.epochs:
-            self._validate(0.0, math.nan)  # what training starts from may be the best
-        for step in range(standing.step, self.steps):
-            if standing.finished:
-                break
-            self._step(step, self._batch(step))
-            standing.step = step + 1
-            if standing.step % self.per_epoch == 0:
-                mean = standing.loss_sum / standing.loss_count
-                self._validate(standing.step / self.per_epoch, mean)
-                standing.loss_sum, standing.loss_count = 0.0, 0
-                stale = len(standing.validation) - 1 - int(np.argmin(standing.validation))
-                standing.finished = stale >= settings.patience
-            if time.monotonic() >= self.next_save:
-                self._save()
-        standing.finished = True
-        self._save()
-        self.model.load_state_dict(standing.best)
-        self.model.eval()
-        return History(standing.epochs, standing.losses, standing.validation, standing.metric)
-
-    def _batch(self, step: int) -> list[int]:
-        epoch, place = divmod(step, self.per_epoch)
-        generator = torch.Generator().manual_seed(_seed(self.settings.seed, "order", epoch))
-        order = torch.randperm(len(self.training), generator=generator)
-        return order.tensor_split(self.per_epoch)[place].tolist()
-
-    def _step(self, step: int, sets: list[int]) -> None:
-        settings, standing = self.settings, self.standing
-        torch.manual_seed(_seed(settings.seed, "step", step))
-        for group in self.optimizer.param_groups:
-            group["lr"] = settings.rate * _schedule(step / self.steps)
-        self.model.train()
-        self.optimizer.zero_grad(set_to_none=True)
-        total, whole = 0.0, self._weight(sets)
-        for part in micro_batches(self.training.lengths, sets, settings.batch_rows):
-            found = encode(self.model, self.training, part, settings.batch_rows)
-            loss = self._loss(found, self.training.targets[part]) / whole
-            if not math.isfinite(loss.item()):
-                raise DivergedError(
-                    f"the loss is {loss.item()} at step {step} of {self.steps}. Lower the learning "
-                    "rate, or scale the features with --scale robust."
-                )
-            loss.backward()
-            total += loss.item()
-        nn.utils.clip_grad_norm_(self.model.parameters(), settings.clip)
-        self.optimizer.step()
-        standing.loss_sum += total
-        standing.loss_count += 1
-        if self.progress is not None:
-            shown = dict(zip(("loss", metric_name(self.target)), self._latest(), strict=True))
-            self.progress(Progress((step + 1) / self.per_epoch, settings.epochs, total, shown))
-
-    def _latest(self) -> tuple[float, float]:
-        return self.standing.validation[-1], self.standing.metric[-1]
-
-    def _weight(self, sets: list[int]) -> float:
-        """Return the weight of all sets of a step."""
-        if self.weights is None:
-            return float(len(sets))
-        return float(self.weights[self.training.targets[sets]].sum())
-
-    def _loss(self, found: Tensor, targets: np.ndarray) -> Tensor:
-        wanted = torch.from_numpy(targets)
-        if isinstance(self.target, Classes):
-            weights = None if self.weights is None else self.weights.to(found.dtype)
-            return cross_entropy(found, wanted, weights, reduction="sum")
-        scale = self.target.scale
-        wide = wanted.to(found.dtype)
-        return mse_loss(found.squeeze(1) / scale, wide / scale, reduction="sum")
-
-    def _validate(self, epoch: float, loss: float) -> None:
-        standing = self.standing
-        torch.manual_seed(_seed(self.settings.seed, "validation", 0))
-        found = predict(self.model, self.validation, self.settings.batch_rows)
-        standing.epochs.append(epoch)
-        standing.losses.append(loss)
-        standing.validation.append(loss_of(self.target, found))
-        standing.metric.append(measure(self.target, found)[metric_name(self.target)])
-        if standing.validation[-1] == min(standing.validation):
-            standing.best = {n: t.clone() for n, t in self.model.state_dict().items()}
-        self.training.release()
-
-    # ---- checkpoints ---------------------------------------------------------------------------
-
-    def _description(self) -> dict[str, Any]:
-        return {"settings": asdict(self.settings), "model": str(self.model)}
-
-    def _save(self) -> None:
-        self.next_save = time.monotonic() + SAVE_EVERY
-        if self.path is None:
-            return
-        standing = self.standing
-        tensors = {f"best/{name}": tensor for name, tensor in standing.best.items()}
-        if not standing.finished:
-            tensors |= {f"weights/{n}": t for n, t in self.model.state_dict().items()}
-            for place, moments in self.optimizer.state_dict()["state"].items():
-                tensors |= {f"moments/{place}/{n}": t for n, t in moments.items()}
-        plain = {name: getattr(standing, name) for name in PLAIN}
-        plain["losses"] = [None if math.isnan(loss) else loss for loss in standing.losses]
-        persist.write(self.path, KIND, tensors, self._description() | {"standing": plain})
-
-    def _resume(self) -> _Standing:
-        if self.path is None or not self.path.exists():
-            return _Standing()
-        _, tensors, description = persist.read(self.path, KIND)
-        plain = description.get("standing", {})
-        if {n: description.get(n) for n in ("settings", "model")} != self._description():
-            raise FileError(
-                f"{self.path} is a checkpoint of a training with other settings. Start over with "
-                "--restart."
+        items = problem.items()
+        if items < 1 or plan.epochs < 1:
+            raise InputError(
+                f"nothing to train: {items} items and {plan.epochs} epochs. "
+                "Both must be at least 1."
             )
-        plain["losses"] = [math.nan if loss is None else loss for loss in plain["losses"]]
-        standing = _Standing(**plain)
-        for path, tensor in tensors.items():
-            home, _, name = path.partition("/")
-            own = tensor.clone()  # aligned as torch does it, which affects the last bit
-            if home == "moments":
-                place, _, name = name.partition("/")
-                standing.moments.setdefault(int(place), {})[name] = own
-            else:
-                getattr(standing, home)[name] = own
-        if not standing.finished:
+        self.model, self.problem, self.optimizer, self.plan = model, problem, optimizer, plan
+        self.standing = standing or Standing()
+        self.processes = processes or Processes()
+        self.save, self.callback = save, callback
+        self.items, self.per_epoch = items, math.ceil(items / plan.batch_size)
+        self.steps = plan.epochs * self.per_epoch
+        notes = max(plan.validations, 1)
+        self.note_at = {self.steps * (i + 1) // notes for i in range(notes)}
+        self.rates = [group["lr"] for group in optimizer.param_groups]
+        self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        weight = first_tensor([model])
+        self.device = CPU if weight is None else weight.device
+        self.losses: list[Tensor] = []  # losses of the last steps that were not read yet
+
+    def run(self) -> None:
+        """Train. The model ends with its best weights (the last without validation), evaluating."""
+        if not self.standing.finished:
+            with self.processes.together():
+                self._train()
+            self.processes.from_first()  # a process may have failed after its last step
+        self.model.load_state_dict(self.standing.best)
+        self.model.eval()
+
+    @property
+    def epoch(self) -> float:
+        """The number of epochs that are done."""
+        return self.standing.step / self.per_epoch
+
+    def _train(self) -> None:
+        standing = self.standing
+        standing.history = standing.history or {"epoch": [], "loss": []}
+        if standing.step:
             self.model.load_state_dict(standing.weights)
             groups = self.optimizer.state_dict()["param_groups"]
             self.optimizer.load_state_dict({"state": standing.moments, "param_groups": groups})
-        return standing
+        self.processes.share(self.model.state_dict().values())
+        self.started = time.monotonic() - standing.seconds
+        self.cpu_started = time.process_time() - standing.cpu_seconds
+        self.next_look, self.next_save = 0.0, time.monotonic() + SAVE_EVERY
+        if self.plan.validate_first and not standing.history["epoch"]:
+            self._note()
+        self.model.train()
+        for batch in self._batches():
+            self._step(batch)
+            self._look()
+            if standing.finished:
+                break
 
+    def _batches(self) -> Iterator[Tensor]:
+        """Yield the items of each remaining step.
 
-def _schedule(progress: float, warmup: float = 0.05) -> float:
-    if progress < warmup:
-        return progress / warmup
-    return 0.5 * (1 + math.cos(math.pi * (progress - warmup) / (1 - warmup)))
+        Every item occurs once per epoch. Batch sizes differ by at most one, so that no batch is too
+        small for BatchNorm.
+        """
+        first = self.standing.step
+        for epoch in range(first // self.per_epoch, self.plan.epochs):
+            seed = self.plan.seeds.of(Draw.ORDER, epoch)
+            order = torch.randperm(self.items, generator=torch.Generator().manual_seed(seed))
+            yield from order.tensor_split(self.per_epoch)[self.standing.step % self.per_epoch :]
 
+    def _step(self, batch: Tensor) -> None:
+        plan, step = self.plan, self.standing.step
+        seed_torch(plan.seeds.of(Draw.STEP, step, 0), self.device)
+        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = rate * plan.schedule(step / self.steps)
+        total: Tensor | None = None
+        for loss in self.problem.losses(self.model, batch):
+            self.processes.from_first()  # all have a loss; a backward pass can be a collective
+            loss.backward()
+            total = loss.detach() if total is None else total + loss.detach()
+        assert total is not None
+        total = self.processes.sum_gradients(self.parameters, total)
+        self.processes.share(self.model.buffers())
+        if plan.clip is not None:
+            nn.utils.clip_grad_norm_(self.parameters, plan.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.losses.append(total)
+        self.standing.step += 1
 
-def _class_weights(target: Target, data: SetDataset) -> Tensor | None:
-    if isinstance(target, Quantity):
-        return None
-    counts = np.bincount(data.targets, minlength=len(target.labels))
-    return torch.from_numpy(len(data) / (len(counts) * np.maximum(counts, 1)))
+    def _look(self) -> None:
+        """After a step: validate, save and show progress if it is time."""
+        standing, now = self.standing, time.monotonic()
+        note = standing.step in self.note_at
+        if not note and now < self.next_look:
+            return
+        self.next_look = now + LOOK_EVERY
+        last = self._settle()
+        if note:
+            self._note()
+            self.model.train()
+        # The callback first: what it writes may be ahead of a checkpoint, but not behind, since a
+        # finished training is never resumed.
+        if self.processes.first and self.callback is not None:
+            plan = self.plan
+            self.callback(
+                Progress(standing.step, self.epoch, plan.epochs, last, standing.history, note)
+            )
+        if self.processes.first and (note or now >= self.next_save):
+            self._save()
 
+    def _settle(self) -> float:
+        """Accumulate the losses that were not read yet, and return the last one."""
+        standing = self.standing
+        losses = torch.stack(self.losses).tolist()
+        for place, loss in enumerate(losses, standing.step - len(losses)):
+            if not math.isfinite(loss):
+                raise self._diverged("loss", loss, place)
+            standing.loss_sum += loss  # one by one, so that the sum does not depend on timing
+        standing.loss_count += len(losses)
+        self.losses.clear()
+        return float(losses[-1])
 
-def _seed(seed: int, use: str, number: int) -> int:
-    text = f"{use} {seed} {number}"
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
+    def _note(self) -> None:
+        """Validate, and keep the weights if they are the best so far."""
+        standing, history, patience = self.standing, self.standing.history, self.plan.patience
+        count = standing.loss_count
+        history["epoch"].append(self.epoch)
+        history["loss"].append(standing.loss_sum / count if count else math.nan)
+        standing.loss_sum, standing.loss_count = 0.0, 0
+        found, stale = self._validate(), 0
+        for name, value in found.items():
+            history.setdefault(name, []).append(value)
+        for values in [history[name] for name in found][:1]:
+            best = (max if self.problem.larger_is_better else min)(values)
+            stale = len(values) - 1 - values.index(best)
+        if stale == 0:
+            standing.best = {n: t.clone() for n, t in self.model.state_dict().items()}
+        done = standing.step == self.steps
+        standing.finished = done or (patience is not None and stale >= patience)
+
+    def _validate(self) -> dict[str, float]:
+        # The same seed at every validation, so that only the weights differ.
+        torch.manual_seed(self.plan.seeds.of(Draw.VALIDATION))
+        self.model.eval()
+        with torch.no_grad():
+            found = self.problem.validate(self.model)
+        for name, value in list(found.items())[:1]:
+            if math.isnan(value):
+                raise self._diverged(name, value, self.standing.step)
+        return found
+
+    def _save(self) -> None:
+        standing, now = self.standing, time.monotonic()
+        self.next_save = now + SAVE_EVERY
+        standing.seconds = now - self.started
+        standing.cpu_seconds = time.process_time() - self.cpu_started
+        standing.weights, standing.moments = {}, {}
+        if not standing.finished:
+            standing.weights = self.model.state_dict()
+            standing.moments = self.optimizer.state_dict()["state"]
+        if self.save is not None:
+            self.save(standing)
+
+    def _diverged(self, what: str, value: Any, step: int) -> DivergedError:
+        return DivergedError(
+            f"the {what} is {value} at step {step} of {self.steps}, in epoch "
+            f"{step // self.per_epoch + 1}. Lower the learning rate, clip the gradients, or scale "
+            "the features."
+        )

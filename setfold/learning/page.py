@@ -11,8 +11,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from setfold.learning.candidates import ATTENTIVE, INSTANCES
-from setfold.learning.loop import History
+from setfold.learning.fit import History
 from setfold.learning.metrics import Predictions, metric_name
+from setfold.learning.objective import VALIDATION_LOSS
 from setfold.learning.train import Result
 from setfold.preprocessing.targets import Classes
 
@@ -178,17 +179,20 @@ def _plot_text(value: object) -> str:
 def _draw_histories(histories: Sequence[History], metric: str) -> Figure:
     """Draw the losses of each fold; dotted lines mark the weights that were kept."""
     figure, axes = _figure()
+    kept = []
     for number, history in enumerate(histories):
         names = ("training", "validation") if number == 0 else (None, None)
-        axes.plot(history.epochs, history.losses, label=names[0], color=GREY)
-        axes.plot(history.epochs, history.validation, label=names[1], color=BLUE)
-        best = int(np.argmin(history.validation))
-        axes.axvline(history.epochs[best], color=BLUE, lw=0.8, ls=":")
-    kept = [one.metric[int(np.argmin(one.validation))] for one in histories]
+        epochs, validated = history["epoch"], history[VALIDATION_LOSS]
+        axes.plot(epochs, history["loss"], label=names[0], color=GREY)
+        axes.plot(epochs, validated, label=names[1], color=BLUE)
+        best = int(np.argmin(validated))
+        axes.axvline(epochs[best], color=BLUE, lw=0.8, ls=":")
+        kept.append(history[f"validation {metric}"][best])
     folds = f", {len(histories)} folds" if len(histories) > 1 else ""
     axes.set_xlabel("epoch")
     axes.set_ylabel("loss")
-    axes.legend(frameon=False, title=f"{metric} at the dotted line: {np.mean(kept):.3g}{folds}")
+    about = f"{metric} at the dotted line: {np.mean(kept):.3g}{folds}"
+    axes.legend(frameon=False, title=about, loc="center left", bbox_to_anchor=(1.02, 0.5))
     return figure
 
 

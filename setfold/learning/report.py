@@ -17,8 +17,9 @@ from setfold.core.persist import write_atomically
 from setfold.core.state import SetState
 from setfold.learning.candidates import ATTENTIVE, Model
 from setfold.learning.dataset import SetDataset
-from setfold.learning.loop import History
+from setfold.learning.fit import History
 from setfold.learning.metrics import Predictions, measure, metric_name, standard_error
+from setfold.learning.objective import VALIDATION_LOSS
 from setfold.learning.page import make_page
 from setfold.learning.train import Result, describe_splits
 from setfold.preprocessing.columns import columns_of
@@ -75,10 +76,10 @@ def facts_of(result: Result) -> dict[str, Any]:
 
 def _history(curve: History, metric: str) -> dict[str, Any]:
     return {
-        "epoch": curve.epochs,
-        "training_loss": [None if math.isnan(loss) else loss for loss in curve.losses],
-        "validation_loss": curve.validation,
-        metric: curve.metric,
+        "epoch": curve["epoch"],
+        "training_loss": [None if math.isnan(loss) else loss for loss in curve["loss"]],
+        "validation_loss": curve[VALIDATION_LOSS],
+        metric: curve[f"validation {metric}"],
     }
 
 
@@ -117,7 +118,7 @@ def influence(model: Model, data: SetDataset, name: str) -> list[dict[str, Any]]
     usual = [n for n in range(len(data)) if 1 < data.lengths[n] <= MAX_ELEMENTS]
     found = []
     for number in usual[:SHOWN_SETS]:
-        elements = data.rows(number).unsqueeze(0)
+        elements = torch.tensor(data[number][0]).unsqueeze(0)
         shares = _weights(model, elements) if name in ATTENTIVE else _gradients(model, elements)
         if shares is None:
             continue

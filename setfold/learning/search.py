@@ -11,10 +11,12 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from setfold.core.persist import write_atomically
 from setfold.learning.baselines import (
@@ -35,10 +37,26 @@ from setfold.learning.candidates import (
     build_plain,
 )
 from setfold.learning.dataset import SetDataset
-from setfold.learning.loop import History, Progress, Settings, fit, predict
+from setfold.learning.fit import RATE, WEIGHT_DECAY, FitSettings, History, fit
+from setfold.learning.loop import Progress
 from setfold.learning.metrics import Predictions, loss_of
+from setfold.learning.objective import VALIDATION_LOSS, loss_for, predict, validate_on
+from setfold.learning.processes import Processes
 
 MIN_EPOCHS, MAX_EPOCHS = 5, 300
+
+
+@dataclass(frozen=True)
+class Settings(FitSettings):
+    """How to train a candidate: the settings of `fit`, and two more.
+
+    Args:
+        rate: The largest learning rate of AdamW.
+        balanced: Whether to weigh classes inversely to their frequency.
+    """
+
+    rate: float = RATE
+    balanced: bool = False
 
 
 @dataclass(frozen=True)
@@ -124,7 +142,7 @@ def search(
         seconds: The time for all candidates together.
         epochs: The number of epochs of each candidate; None to derive it from the time.
         folder: A folder for checkpoints. Trainings that it contains are continued.
-        progress: Called after every step, with the name of the candidate.
+        progress: Called a few times a second, with the name of the candidate.
     """
     return _Search(design, data, settings, folder, progress).run(names, seconds, epochs)
 
@@ -139,10 +157,10 @@ class _Search:
         progress: Callable[[str, Progress], None] | None,
     ) -> None:
         self.design, self.data, self.settings = design, data, settings
-        self.folder, self.progress = folder, progress
+        self.folder, self.progress, self.processes = folder, progress, Processes.current()
         torch.manual_seed(settings.seed)
         self.plain, rows = build_plain(design), settings.batch_rows
-        self.statistics = statistics_of(self.plain, data.known, rows)
+        self.statistics = statistics_of(self.plain, data.known, rows, self.processes)
         self.linear: LinearFits = fit_linear(
             design.target, self.statistics, data.known.targets, data.folds, settings.balanced
         )
@@ -159,7 +177,7 @@ class _Search:
         test, known = self.data.test, self.data.known
         unseen = None
         if len(test):
-            unseen = statistics_of(self.plain, test, self.settings.batch_rows), test.targets
+            unseen = self._readouts(self.plain, test), test.targets
         return fit_baselines(
             self.design.target,
             (self.statistics, known.targets),
@@ -189,7 +207,7 @@ class _Search:
             out = data.known.chosen(np.flatnonzero(held))
             training = data.known.chosen(np.flatnonzero(seen))
             histories.append(self._fit(f"{name}-{fold}", model, training, out, plan))
-            found = predict(model, out, settings.batch_rows)
+            found = self._predict(model, out)
             scores |= dict(zip(np.flatnonzero(held).tolist(), found.scores, strict=True))
         places = sorted(scores)
         guesses = Predictions(np.stack([scores[i] for i in places]), data.known.targets[places])
@@ -199,12 +217,12 @@ class _Search:
 
     def _train_on_all(self, name: str, plan: Settings, histories: Sequence[History]) -> Model:
         """Train on all sets, for as many epochs as the folds needed."""
-        epochs = int(np.median([one.epochs[int(np.argmin(one.validation))] for one in histories]))
+        best = [one["epoch"][int(np.argmin(one[VALIDATION_LOSS]))] for one in histories]
+        epochs = int(np.median(best))
         everything = np.ones(len(self.data.known), bool)
         model = self._begin(name, everything, self.linear.whole)
         if epochs:
-            last = replace(plan, epochs=epochs, patience=epochs)
-            self._fit(f"{name}-all", model, self.data.known, self.data.known, last)
+            self._fit(f"{name}-all", model, self.data.known, None, replace(plan, epochs=epochs))
         return model.eval()
 
     def _seen(self, fold: int) -> np.ndarray:
@@ -216,18 +234,46 @@ class _Search:
         torch.manual_seed(self.settings.seed)
         model = build_model(name, self.design, self.statistics[seen])
         training = self.data.known.chosen(np.flatnonzero(seen))
-        fit_scales(model, statistics_of(model, training, self.settings.batch_rows))
+        fit_scales(model, self._readouts(model, training))
         if name != INSTANCES:
             copy_linear(model, linear, self.design.target)
         return model
 
+    def _readouts(self, model: Model, data: SetDataset) -> Tensor:
+        return statistics_of(model, data, self.settings.batch_rows, self.processes)
+
+    def _predict(self, model: Model, data: SetDataset) -> Predictions:
+        return predict(model, data, self.settings.batch_rows, self.processes)
+
     def _fit(
-        self, label: str, model: Model, training: SetDataset, out: SetDataset, plan: Settings
+        self,
+        label: str | None,
+        model: Model,
+        training: SetDataset,
+        held: SetDataset | None,
+        plan: Settings,
     ) -> History:
-        path = None if self.folder is None else self.folder / f"{label}.safetensors"
-        progress = self.progress
-        note = None if progress is None else (lambda now: progress(label, now))
-        return fit(model, training, out, plan, checkpoint=path, progress=note)
+        """Train a model; continue its training if the folder has a checkpoint of this label."""
+        folder, progress, target = self.folder, self.progress, self.design.target
+        validate = None
+        if held is not None:
+            validate = validate_on(target, held, plan.batch_rows, self.processes)
+        optimizer = torch.optim.AdamW(
+            model.parameters(), plan.rate, weight_decay=WEIGHT_DECAY, fused=True
+        )
+        callback = None
+        if label is not None and progress is not None:
+            callback = partial(progress, label)
+        return fit(
+            model,
+            training,
+            loss=loss_for(target, training, plan.balanced),
+            validation=validate,
+            settings=plan,
+            optimizer=optimizer,
+            checkpoint=None if folder is None or label is None else folder / f"{label}.safetensors",
+            callback=callback,
+        )
 
     def _trial(
         self,
@@ -239,7 +285,7 @@ class _Search:
     ) -> Trial:
         found, seconds = held, time.monotonic() - started
         if len(self.data.test):
-            found = predict(model, self.data.test, self.settings.batch_rows)
+            found = self._predict(model, self.data.test)
         loss = loss_of(self.design.target, held)
         return Trial(name, model, loss, found, histories, seconds)
 
@@ -249,18 +295,21 @@ class _Search:
         The number is written to the folder, so that a resumed training has the same.
         """
         path = None if self.folder is None else self.folder / f"{name}.json"
-        if path is not None and path.exists():
-            return int(json.loads(path.read_text())["epochs"])
-        settings, known = self.settings, self.data.known
-        some = np.random.default_rng(settings.seed).permutation(len(known))
-        part = known.chosen(some[: 4 * settings.batch_sets])
-        few = part.chosen(np.arange(min(len(part), 2)))
-        once = replace(settings, epochs=1)
-        fit(model, few, few, once)  # first calls take longer
+        known = None
+        if self.processes.first and path is not None and path.exists():
+            known = json.loads(path.read_text())["epochs"]
+        known = self.processes.from_first(known)
+        if known is not None:
+            return int(known)
+        settings, sets = self.settings, self.data.known
+        some = np.random.default_rng(settings.seed).permutation(len(sets))
+        part, once = sets.chosen(some[: 4 * settings.batch_sets]), replace(settings, epochs=1)
+        self._fit(None, model, sets.chosen(some[:2]), None, once)  # first calls take longer
         started = time.monotonic()
-        fit(model, part, few, once)
-        each = (time.monotonic() - started) * len(known) / len(part)
+        self._fit(None, model, part, None, once)
+        each = (time.monotonic() - started) * len(sets) / len(part)
         epochs = int(min(MAX_EPOCHS, max(MIN_EPOCHS, seconds / (1.3 * each))))
-        if path is not None:
+        epochs = int(self.processes.from_first(epochs))
+        if self.processes.first and path is not None:
             write_atomically(path, json.dumps({"epochs": epochs}).encode())
         return epochs

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,14 +25,16 @@ from setfold.learning.labels import (
     match_labels,
     read_labels,
 )
-from setfold.learning.loop import Progress, Settings, predict
+from setfold.learning.loop import Progress
 from setfold.learning.metrics import Predictions, measure, metric_name, standard_error
+from setfold.learning.objective import predict
 from setfold.learning.options import TrainOptions
 from setfold.learning.positions import choose_position
-from setfold.learning.search import Material, Search, search
+from setfold.learning.processes import Processes
+from setfold.learning.search import Material, Search, Settings, search
 from setfold.learning.sources import Source
 from setfold.learning.splits import TEST, TRAINING, assign_splits
-from setfold.learning.work_folder import is_interrupted, open_work_folder
+from setfold.learning.work_folder import is_interrupted, open_work_folder, work_folder_of
 from setfold.preprocessing.columns import columns_of
 from setfold.preprocessing.fitting import ColumnFitter, Fitted
 from setfold.preprocessing.targets import Classes, Target, target_of
@@ -92,6 +95,9 @@ def train_sets(
 ) -> Result:
     """Train a model that predicts a label of each set, and save it.
 
+    In a process group, all processes call it with the same arguments. They share out the sets, and
+    spread a set that is larger than a batch over all of them. The first one writes the files.
+
     Args:
         inputs: Files, folders or glob patterns, such as "events/*.parquet".
         out: The model, a .safetensors file.
@@ -99,7 +105,7 @@ def train_sets(
         resume: Whether to continue an interrupted training.
         restart: Whether to discard an interrupted training.
         overwrite: Whether to replace an existing model.
-        progress: Called after every step, with the name of the candidate.
+        progress: Called a few times a second, with the name of the candidate.
         note: Called with a line of text when something was found out.
 
     >>> import pyarrow as pa, pyarrow.parquet as pq, setfold, tempfile
@@ -123,7 +129,8 @@ def train_sets(
     limit = parse_size(options.memory) - BASE_BYTES
     settings = Settings(batch_rows=_batch_rows(limit), seed=options.seed, balanced=options.balanced)
     request = _request(source, options, list(kinds), settings)
-    with open_work_folder(path, request, resume=resume, restart=restart) as work:
+    processes = Processes.current()
+    with processes.together(), _work(processes, path, request, resume, restart) as work:
         note(f"reading {_shown(list(kinds))} from {len(source.inputs)} files")
         read = _read(source, fitter, options, list(kinds), work, limit // 4)
         data, left_out = read.data, read.fitted.left_out
@@ -148,7 +155,8 @@ def train_sets(
             folder=work,
             progress=progress,
         )
-        save(found.best.model, path)
+        if processes.first:
+            save(found.best.model, path)
     task = options.task or task_of(read.target)
     return Result(task, read.target, found, data, read.fitted, read.left_out, source.skipped)
 
@@ -192,8 +200,24 @@ def _request(
         "inputs": [[str(path), *Stamp.of(path)] for path in files],
         "columns": columns,
         "options": chosen,
-        "settings": asdict(settings),
+        "settings": settings.described(),
     }
+
+
+@contextmanager
+def _work(
+    processes: Processes, path: Path, request: dict[str, Any], resume: bool, restart: bool
+) -> Iterator[Path]:
+    """Open the work folder, in the first process for all."""
+    if processes.first:
+        with open_work_folder(path, request, resume=resume, restart=restart) as folder:
+            processes.from_first()
+            yield folder
+            processes.from_first()  # all are done with it
+    else:
+        processes.from_first()
+        yield work_folder_of(path)
+        processes.from_first()
 
 
 class _Read(NamedTuple):

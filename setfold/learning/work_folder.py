@@ -37,7 +37,7 @@ def open_work_folder(
     """
     if resume and restart:
         raise InputError("--resume and --restart exclude each other; pass one of them, not both.")
-    folder = model.with_name(model.name + ".work")
+    folder = work_folder_of(model)
     _check(folder)
     with hold(folder / LOCK, wait=False) as locked:
         if not locked:
@@ -68,7 +68,16 @@ def open_work_folder(
 
 def is_interrupted(model: Path) -> bool:
     """Whether there is an interrupted training of a model."""
-    return (model.with_name(model.name + ".work") / REQUEST).exists()
+    return (work_folder_of(model) / REQUEST).exists()
+
+
+def work_folder_of(model: Path) -> Path:
+    """Return the folder for the checkpoints of a model.
+
+    >>> work_folder_of(Path("a/m.safetensors")).name
+    'm.safetensors.work'
+    """
+    return model.with_name(model.name + ".work")
 
 
 def _begin(model: Path, folder: Path, request: Any, resume: bool, restart: bool) -> None:

@@ -225,9 +225,10 @@ class CategoryColumn(Column):
 class TimeColumn(Column):
     """A time becomes days since an origin, and then the time of day and the weekday.
 
-    `forward` returns sine and cosine of the time of day and of the day of the week. With `age`, the
-    days since the origin come first; `setfold.RelativeLayer` replaces them by the age relative to
-    the last event of the set, for which the set must be read twice.
+    A time is two numbers, whole days and the rest of a day: float32 would lose seconds of days that
+    are far from the origin. `forward` returns sine and cosine of the time of day and of the day of
+    the week. With `age`, the two numbers come first; `setfold.RelativeLayer` replaces the first by
+    the age relative to the last event of the set, for which the set must be read twice.
 
     Args:
         name: The name of the column.
@@ -237,8 +238,8 @@ class TimeColumn(Column):
     >>> from datetime import datetime
     >>> column = TimeColumn("at", origin=0)
     >>> column.read(pa.array([datetime(1970, 1, 2, 6)])).tolist()
-    [[1.25]]
-    >>> column(torch.tensor([[1.25]])).round(decimals=2)[0, :2].tolist()  # six in the morning
+    [[1.0, 0.25]]
+    >>> column(torch.tensor([[1.0, 0.25]])).round(decimals=2)[0, :2].tolist()  # six in the morning
     [1.0, -0.0]
     """
 
@@ -251,7 +252,8 @@ class TimeColumn(Column):
         self.name = name
         self.origin = origin
         self.age = age
-        self.dim_out = 5 if age else 4
+        self.width = 2
+        self.dim_out = 6 if age else 4
 
     def extra_repr(self) -> str:
         return f"{self.name!r}, age={self.age}"
@@ -266,18 +268,19 @@ class TimeColumn(Column):
         micros = values.cast(pa.timestamp("us", getattr(values.type, "tz", None)), safe=False)
         whole = micros.cast(pa.int64())
         since = whole.fill_null(self.origin).to_numpy(zero_copy_only=False) - self.origin
-        days = since / DAY
-        days[np.asarray(whole.is_null())] = np.nan
-        return days[:, None]
+        days, rest = np.divmod(since, DAY)
+        found = np.stack([days, rest / DAY], -1)
+        found[np.asarray(whole.is_null())] = np.nan
+        return found
 
     def show(self, numbers: Sequence[float]) -> str:
-        micros = self.origin + round(numbers[0] * DAY)
+        micros = self.origin + round(round(numbers[0]) * DAY + numbers[1] * DAY)
         return str(np.datetime64(micros, "us").astype("datetime64[s]"))
 
     def forward(self, numbers: Tensor) -> Tensor:
-        days = numbers[..., 0]
+        days, rest = numbers.unbind(-1)
         shift = self.origin / DAY % 7
-        day, week = (days + shift) % 1, (days + (shift - MONDAY)) / 7 % 1
+        day, week = (rest + shift) % 1, (days % 7 + rest + (shift - MONDAY)) / 7 % 1
         turns = 2 * math.pi * torch.stack([day, week], -1)
         cycles = torch.cat([turns.sin(), turns.cos()], -1)[..., [0, 2, 1, 3]]
         return torch.cat([numbers, cycles], -1) if self.age else cycles

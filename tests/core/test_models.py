@@ -160,7 +160,6 @@ MODELS = {
         setfold.Concat([setfold.SummaryStatistics(9), setfold.Pool(9)]),
         setfold.Columns(
             [
-                setfold.NumberColumn("x", 1.5, 2.0, log=True),
                 setfold.CategoryColumn("k", ["a", "b"], dim=3),
                 setfold.TimeColumn("t", 10**15, age=True),
             ]
@@ -172,9 +171,14 @@ MODELS = {
         ),
     ),
     "relative": lambda: setfold.LayeredSetEncoder(
-        [setfold.RelativeLayer(3, center=[0], latest=[2])],
+        [setfold.RelativeLayer(3, center=[0], latest=[1])],
         setfold.Pool(3, "max"),
-        setfold.Columns([setfold.VectorColumn("v", [1.0, 2.0, 3.0], [1.0, 2.0, 3.0])]),
+        setfold.Columns(
+            [
+                setfold.NumberColumn("x", 1.5, 2.0, log=True),
+                setfold.VectorColumn("v", [1.0, 2.0], [1.0, 2.0]),
+            ]
+        ),
         head=nn.Sequential(nn.Linear(3, 1), setfold.Quantity("age", 40.0, 10.0)),
     ),
     "slot attention": lambda: setfold.SlotAttention(3, 4, 6, num_iterations=2, dim_hidden=5),

@@ -262,5 +262,6 @@ def step(length):
 
 @memory.linux_only
 def test_a_fold_is_trained_in_the_memory_of_one_chunk():
-    few, many = (memory.peak(STREAMED, length, small=3000) for length in (3_000, 100_000))
-    assert many < few + 30e6  # 1 MB more; autograd on the whole set takes 290 MB
+    assert (
+        memory.peak(STREAMED, 50_000, small=3000) < 30e6
+    )  # TODO; autograd on the whole set takes 145 MB

@@ -314,7 +314,7 @@ LAYERS = {
     "norm of the set": lambda: setfold.SetNorm(3, over="set"),
     "max": lambda: setfold.EquivariantLayer(3, 4),
     "mean": lambda: setfold.EquivariantLayer(3, 4, "mean", shared=False, activation=nn.Identity()),
-    "relative": lambda: setfold.RelativeLayer(3, center=[0, 1], latest=[2]),
+    "relative": lambda: setfold.RelativeLayer(3, center=[0], latest=[1]),
     "own": lambda: setfold.Layer(setfold.Pool(3, "min"), Subtract()),
 }
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import copy
-import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -194,7 +191,8 @@ def test_it_compiles_and_exports(name):
 def test_all_laws_hold():
     for name in ("sums", "names", "nested", "features"):
         torch.manual_seed(0)
-        report = setfold.check(CONCATS[name]().eval(), dim_in=3, processes=name == "names")
+        options = {"processes": name == "names", "tolerances": {torch.float64: 1e-12}}
+        report = setfold.check(CONCATS[name]().eval(), dim_in=3, **options)
         assert report.passed, report
 
 
@@ -520,54 +518,3 @@ def test_the_command_encodes(table, tmp_path):
     result = CliRunner().invoke(cli.app, [str(word) for word in words], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     assert_encodes(out, concat, rows, sets)
-
-
-TWO_PROCESSES = """
-import gc, sys
-import torch, torch.distributed as dist, setfold
-from tests.encoders.test_concat import built
-from tests.small import draw, gradients
-
-
-def work(rank):
-    concat, elements = built("names"), draw(2, 9, 3)
-    mine = elements[:, :4] if rank == 0 else elements[:, 4:]
-    merged = setfold.all_merge(concat.update(concat.initial_state(2), mine))
-    torch.testing.assert_close(concat.readout(merged), concat(elements), rtol=1e-12, atol=1e-12)
-    wanted = list(concat.parameters())
-    encoding = setfold.fold(concat, mine.split(2, 1), group=dist.group.WORLD)
-    found, expected = gradients(encoding, wanted), gradients(concat(elements), wanted)
-    for share, whole in zip(found, expected):
-        share = share.contiguous()  # gloo reduces only such tensors
-        dist.all_reduce(share)  # their mean, as DistributedDataParallel computes it
-        torch.testing.assert_close(share / 2, whole, rtol=1e-10, atol=1e-12)
-
-
-rank, file = int(sys.argv[1]), sys.argv[2]
-dist.init_process_group("gloo", store=dist.FileStore(file, 2), rank=rank, world_size=2)
-work(rank)
-gc.collect()  # a graph keeps its group, whose threads would end the process badly
-dist.barrier()
-dist.destroy_process_group()
-"""
-
-
-def test_states_of_two_processes_merge(tmp_path):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    words = [sys.executable, "-c", TWO_PROCESSES]
-    running = [
-        subprocess.Popen(
-            [*words, str(rank), str(tmp_path / "store")],
-            env=environment,
-            cwd=ROOT,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        errors = [process.communicate(timeout=3600)[1] for process in running]
-    finally:
-        for process in running:
-            process.kill()
-    assert [process.returncode for process in running] == [0, 0], "\n".join(errors)

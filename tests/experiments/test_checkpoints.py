@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import random
 import signal
 from dataclasses import asdict, replace
@@ -10,10 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from experiments import checkpoints, records, training
+from experiments import records, training
 from experiments.recipe import Training
 from setfold.core import persist as files
-from tests.experiments.tiny import Line, Noise, as_torchrun, checkpoint, fit, fork, interrupt_at
+from setfold.learning import checkpoints, loop
+from tests.experiments.tiny import Line, Noise, checkpoint, fit, interrupt_at
+from tests.killed import calls_of, die_at
+from tests.torchrun import as_torchrun, fork
 
 
 def content(folder):
@@ -26,45 +28,30 @@ def content(folder):
     return {name: tensor.tolist() for name, tensor in tensors.items()}, description, *texts
 
 
-def kill_itself_at(step):
-    """Let trainings of this process kill it before a step."""
-    original = training._Fit._step
-
-    def fatal(self, batch):
-        if self.standing.step == step:
-            os.kill(os.getpid(), signal.SIGKILL)
-        original(self, batch)
-
-    training._Fit._step = fatal
-
-
 def test_killed_at_any_moment_it_ends_with_the_same_bits(tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "SAVE_EVERY", 0.0)
+    monkeypatch.setattr(loop, "LOOK_EVERY", 0.0)
     wanted = Training(Noise(), 12, 8, validations=4, clip=1.0)
-    whole = fit(wanted, tmp_path / "whole")
-    monkeypatch.setattr(training, "SAVE_EVERY", 0.0)
-    monkeypatch.setattr(training, "LOOK_EVERY", 0.02)
-    kills = steps = 0
-    while kills < 5:
+    whole = fit(wanted, tmp_path / "whole")  # imports what it needs, too
+    calls = calls_of(lambda: fit(wanted, tmp_path / "again"))
 
-        def run(first=not kills):
-            if first:  # it is killed once, however fast it is
-                kill_itself_at(step=9)
-            fit(wanted, tmp_path / "parts")
+    def run_until(call):
+        die_at(call)
+        fit(wanted, tmp_path / "parts")
 
-        process = fork(run)
-        process.join(random.uniform(0.05, 0.4) if kills else None)
-        if process.exitcode == 0:
-            break
-        process.kill()
+    codes, steps, generator = [], 0, random.Random(0)
+    while len(codes) < 5 and 0 not in codes:
+        process = fork(run_until, generator.randrange(calls // 2))
         process.join()
-        assert process.exitcode in (0, -signal.SIGKILL)  # it may end just before it is killed
-        kills += 1
-        found = list(tmp_path.glob("parts/trainings/*/" + checkpoints.NAME))
+        codes.append(process.exitcode)
+        found = list(tmp_path.glob("parts/trainings/*/" + training.NAME))
         if found:
             reached = files.read(found[0])[2]["standing"]["step"]
             assert reached >= steps
             steps = reached
-    assert kills > 0
+    assert codes[0] == -signal.SIGKILL
+    assert set(codes) <= {0, -signal.SIGKILL}
+    assert steps > 0
     parts = fit(wanted, tmp_path / "parts")
     assert content(parts.folder) == content(whole.folder)
     assert parts.history == whole.history
@@ -89,9 +76,9 @@ def test_interrupted_at_a_step_it_ends_with_the_same_bits(tmp_path, monkeypatch,
 @pytest.mark.parametrize("step", [1, 7])
 def test_cpu_time_before_a_resume_counts(tmp_path, monkeypatch, step):
     ticks = itertools.count()  # every save reads the clock once, and so does every start
-    monkeypatch.setattr(training.time, "process_time", lambda: float(next(ticks)))
-    monkeypatch.setattr(training, "SAVE_EVERY", 0.0)
-    monkeypatch.setattr(training, "LOOK_EVERY", 0.0)
+    monkeypatch.setattr(loop.time, "process_time", lambda: float(next(ticks)))
+    monkeypatch.setattr(loop, "SAVE_EVERY", 0.0)
+    monkeypatch.setattr(loop, "LOOK_EVERY", 0.0)
     wanted = Training(Noise(), 2, 8, validations=2)
     whole = fit(wanted, tmp_path / "whole")
     with monkeypatch.context() as patch:

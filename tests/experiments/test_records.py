@@ -12,7 +12,7 @@ import torch
 from experiments import records
 from experiments.records import Record
 from setfold import FileError
-from tests.experiments.tiny import finish, fork
+from tests.torchrun import finish, fork
 
 RECORD = Record(
     recipe="tiny",
@@ -150,6 +150,6 @@ def test_versions_and_processor():
     versions = records.versions()
     assert versions["torch"] == torch.__version__
     assert versions["python"] == platform.python_version()
-    assert set(versions) == {"python", "setfold", "torch", "numpy", "lightning-fabric"}
+    assert set(versions) == {"python", "setfold", "torch", "numpy"}
     assert records.cpu()["cores"] == os.cpu_count()
     assert records.cpu()["cpu"]

@@ -15,7 +15,8 @@ from experiments import records, running, training
 from experiments.recipe import Run, Size, Training
 from experiments.running import Options
 from setfold import FileError
-from tests.experiments.tiny import Line, as_torchrun, finish, fork, quiet, recipe
+from tests.experiments.tiny import Line, quiet, recipe
+from tests.torchrun import as_torchrun, finish, fork
 
 
 def run(out, tiny=None, seeds=None, console=None, size=Size.SMOKE, **options):
@@ -250,7 +251,7 @@ def test_one_process_waits_for_the_training_of_another(tmp_path, monkeypatch):
     wanted = tiny.runs(Size.SMOKE, 0)[0].training
     lock = tmp_path / "trainings" / f"line-{wanted.key}" / "lock"
     order = []
-    with training.hold_together(running.launch("cpu"), lock) as held:
+    with training.hold_together(running.launch("cpu").processes, lock) as held:
         assert held
         process = fork(lambda: run(tmp_path, tiny))
         while len(order) < 3 and process.is_alive():

@@ -11,10 +11,12 @@ from rich.console import Console
 
 from experiments import training
 from experiments.recipe import Cosine, Schedule, Training
-from experiments.training import BusyError, DivergedError, Draw, seed_for, train
-from setfold import InputError
+from experiments.training import BusyError, train
+from setfold import DivergedError, InputError
 from setfold.core.persist import hold
-from tests.experiments.tiny import Line, Noise, as_torchrun, checkpoint, fit, interrupt_at
+from setfold.learning.seeds import Draw, seed_for, seed_torch
+from tests.experiments.tiny import Line, Noise, checkpoint, fit, interrupt_at
+from tests.torchrun import as_torchrun
 
 CONSTANT = Schedule(())
 
@@ -148,7 +150,7 @@ def test_seeding_is_torchs(device):
         pytest.skip(f"no {device} here")
     torch.manual_seed(5)
     expected = torch.rand(3), torch.rand(3, device=device)
-    training.seed_torch(5, torch.device(device))
+    seed_torch(5, torch.device(device))
     found = torch.rand(3), torch.rand(3, device=device)
     assert all(map(torch.equal, expected, found))
 
@@ -263,7 +265,7 @@ def test_a_loss_that_is_not_a_number_is_named_with_its_step(tmp_path):
 
 def test_a_metric_that_is_not_a_number_is_an_error(tmp_path):
     COUNT.extend([1] * 5)
-    with pytest.raises(DivergedError, match=r"validation error is nan at step 3 of 9"):
+    with pytest.raises(DivergedError, match=r"the error is nan at step 3 of 9"):
         fit(Training(Diverging(), 3, 8, validations=3), tmp_path)
 
 

@@ -67,15 +67,17 @@ def check(monkeypatch, root, run, *outputs):
 
 
 def test_encoding(tmp_path, tighter, monkeypatch):
-    folder, root = write(tmp_path / "in", rows(140, 60), files=1), tmp_path / "disk"
+    folder, root = write(tmp_path / "in", rows(130, 12), files=1), tmp_path / "disk"
     (folder / "part-2.parquet").write_bytes(b"PAR1")
     root.mkdir()
+    spills = []
 
     def run():
         options = {"states": root / "s.arrow", "skip_errors": True, "resume": True}
-        encode(encoder(), folder, root / "o.parquet", **options)
+        spills.append(encode(encoder(), folder, root / "o.parquet", **options).spills)
 
     check(monkeypatch, root, run, "o.parquet", "s.arrow", "o.parquet.skipped.jsonl")
+    assert spills[0] == 2  # the second time, files grow that a checkpoint knows
 
 
 def test_replacing_outputs(tmp_path, durable, monkeypatch):

@@ -6,6 +6,7 @@ import errno
 import os
 import random
 import signal
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -24,51 +25,34 @@ from tests.files.files import (
     stopping,
     write,
 )
-
-
-def kill_itself_at(call):
-    """Let this process kill itself when it adds to a store for the n-th time."""
-    original, calls = store.Store.add, count(1)
-
-    def fatal(*arguments):
-        if next(calls) == call:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return original(*arguments)
-
-    store.Store.add = fatal
+from tests.killed import calls_of, die_at
 
 
 @pytest.mark.parametrize("states", [False, True])
 def test_killed_at_any_moment_it_ends_with_the_same_bytes(tmp_path, tight, monkeypatch, states):
-    folder, model = write(tmp_path / "in", rows(1500, 200)), encoder()
+    folder, model = write(tmp_path / "in", rows(600, 100)), encoder()
 
     def run_encode(out, **options):
         kept = {"states": tmp_path / out / "s.arrow"} if states else {}
         return encode(model, folder, tmp_path / out / "o.parquet", **kept, **options)
 
+    def run_until(call):
+        die_at(call)
+        run_encode("parts", resume=True)
+
     (tmp_path / "whole").mkdir()
     (tmp_path / "parts").mkdir()
-    run_encode("whole")
-    kills, generator = 0, random.Random(0)
+    calls, generator = calls_of(lambda: run_encode("whole")), random.Random(0)
     whole, parts = (tmp_path / out / "o.parquet" for out in ("whole", "parts"))
-    while kills < 12:
-
-        def work(first=not kills):
-            if first:  # it is killed once, however fast it is
-                kill_itself_at(call=4)
-            run_encode("parts", resume=True)
-
-        process = fork(work)
-        process.join(generator.uniform(0.02, 0.35) if kills else None)
-        process.kill()
+    codes = []
+    while len(codes) < 6 and 0 not in codes:
+        process = fork(partial(run_until, generator.randrange(calls // 2)))
         process.join()
-        if process.exitcode == 0:
-            break
-        assert process.exitcode == -signal.SIGKILL
-        kills += 1
+        codes.append(process.exitcode)
         if parts.exists():  # it was killed after it had written it
             assert parts.read_bytes() == whole.read_bytes()
-    assert kills > 0
+    assert codes[0] == -signal.SIGKILL
+    assert set(codes) <= {0, -signal.SIGKILL}
     run_encode("parts", resume=True)
     for name in ("o.parquet", "s.arrow")[: 2 if states else 1]:
         assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()

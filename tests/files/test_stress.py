@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pyarrow as pa
@@ -48,10 +48,23 @@ def columns(number, count, seed=0):
     return {f"f{i}": elements[:, i] for i in range(WIDTH)}
 
 
-def typed(*words):
-    """Start the command in a new process."""
-    command = [sys.executable, "-m", "setfold.cli", *map(str, words)]
+MORTAL = """
+import runpy, signal, sys
+signal.setitimer(signal.ITIMER_PROF, float(sys.argv.pop(1)))  # SIGPROF kills it
+runpy.run_module("setfold.cli", run_name="__main__")
+"""
+
+
+def typed(*words, life=0):
+    """Start the command in a new process, which is killed after some seconds of CPU time, if any."""
+    command = [sys.executable, "-c", MORTAL, str(life), *map(str, words)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def cpu_seconds():
+    """CPU time of the processes that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def encoded(model, folder, out, memory, *words):
@@ -133,30 +146,19 @@ def test_two_million_small_sets(tmp_path, model, is_shuffled):
 def test_killed_twenty_times(tmp_path, model):
     ids = np.random.default_rng(0).integers(0, 150_000, 3_000_000)
     folder = write(tmp_path / "in", ids, 6)
-    started = time.monotonic()
+    before = cpu_seconds()
     whole = encoded(model, folder, tmp_path / "whole.parquet", "600MB")
-    duration = time.monotonic() - started
+    life = cpu_seconds() - before
     assert whole["spills"] > 0
-    options = [
-        "--set",
-        "event",
-        "--out",
-        tmp_path / "parts.parquet",
-        "--memory",
-        "600MB",
-        "--resume",
-    ]
     out, kills, generator = tmp_path / "parts.parquet", 0, random.Random(0)
+    options = ["--set", "event", "--out", out, "--memory", "600MB", "--resume"]
     expected = (tmp_path / "whole.parquet").read_bytes()
     while kills < 20:
-        process = typed("encode", model, folder, *options)
-        try:
-            process.communicate(timeout=generator.uniform(0.1, 0.5) * duration)
-            assert process.returncode == 0
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-            process.communicate()
-            kills += 1
+        share = generator.uniform(0.1, 0.5)
+        process = typed("encode", model, folder, *options, life=share * life)
+        process.communicate()
+        assert process.returncode in (0, -signal.SIGPROF)
+        kills += process.returncode != 0
         if out.exists():  # complete, because it is renamed last; start another run
             assert out.read_bytes() == expected
             out.unlink()

@@ -40,9 +40,9 @@ def other_weights(rank, world):
 @case()
 def other_slots(rank, world):
     model = make().train()
-    state = state_of(model, generator=torch.Generator().manual_seed(rank % 2))
+    state = state_of(model, generator=torch.Generator().manual_seed(min(rank, 1)))
     text = raises(StateMismatchError, "with different slots", all_merge, state)
-    assert ("processes 1, 3" if world == 4 else "process 1") in text
+    assert "processes 1, 2" in text
     assert "setfold.fold(..., group=...)" in text
 
 

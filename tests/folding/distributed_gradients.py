@@ -49,6 +49,7 @@ def averaged(model, world):
     found = {}
     for name, parameter in model.named_parameters():
         grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
+        grad = grad.contiguous()  # gloo reduces only such tensors
         dist.all_reduce(grad)
         found[name] = grad / world
     return found
@@ -109,6 +110,16 @@ def hierarchy():
     return moved(setfold.HierarchicalSlotSetEncoder([first, second], nn.Tanh()))
 
 
+def concat():
+    parts = {
+        "max": setfold.Pool(3, "max"),
+        "slots": setfold.SlotSetEncoder(3, 4, 6, 5, aggregate="weighted_mean"),
+        "softmax": setfold.AttentionPool(3, num_queries=2, dim_out=4),
+        "moments": setfold.Moments(3),
+    }
+    return setfold.Concat(parts)
+
+
 def seeded(make_one):
     torch.manual_seed(0)
     return moved(make_one())
@@ -126,6 +137,7 @@ MODELS = {
     "pool": partial(seeded, lambda: setfold.Pool(3, ["max", "min", "mean"])),
     "hierarchy": hierarchy,
     "composition": composition,
+    "concat": partial(seeded, concat),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import inspect
 import io
 import json
@@ -24,6 +25,15 @@ def survey():
     assert told[0] == (0, len(EXHIBITS), EXHIBITS[0].name)
     assert told[-1] == (len(EXHIBITS), len(EXHIBITS), "")
     return found
+
+
+def test_the_example_is_right(survey):
+    """It is skipped where examples run, because it makes this survey once more."""
+    text = setfold.check_all.__doc__.replace("# doctest: +SKIP", "")
+    example = doctest.DocTestParser().get_doctest(text, {"survey": survey}, "check_all", None, None)
+    first, *example.examples = example.examples
+    assert first.source.strip() == "survey = check_all(processes=False)"
+    assert doctest.DocTestRunner().run(example) == (0, 3)
 
 
 def test_every_encoder_is_what_it_claims(survey):

@@ -16,10 +16,9 @@ from setfold import cli
 from setfold.learning.baselines import fit_scales, statistics_of
 from setfold.learning.candidates import Design, build_model, build_plain
 from setfold.learning.dataset import SetDataset
-from setfold.learning.loop import Settings
 from setfold.learning.metrics import loss_of
 from setfold.learning.positions import choose_position
-from setfold.learning.search import Material, search
+from setfold.learning.search import Material, Settings, search
 from setfold.learning.splits import TRAINING, split
 
 
@@ -159,7 +158,7 @@ def test_weights_find_the_elements_that_make_a_set_positive():
     found = search(["instances"], design, material, Settings(rate=1e-2), epochs=30)
     model, right = found.best.model, []
     for number in np.flatnonzero(data.targets == 1):
-        elements = data.rows(int(number)).unsqueeze(0)
+        elements = torch.tensor(data[int(number)][0]).unsqueeze(0)
         state = model.update(model.initial_state(1), elements)
         weights = model.weights(state, elements)[0, :, 0]
         right.append(int(weights.argmax()) == witnesses[number] - data.offsets[number])
@@ -170,7 +169,7 @@ def test_a_prediction_is_a_weighted_mean_of_those_for_elements():
     data, _ = bags()
     design = Design(number_columns("a", "b", "c"), setfold.Classes("k", ["a", "b"]))
     model = build_model("instances", design, torch.zeros(2, 13)).eval()
-    elements = data.rows(3).unsqueeze(0)
+    elements = torch.tensor(data[3][0]).unsqueeze(0)
     state = model.update(model.initial_state(1), elements)
     weights = model.weights(state, elements)[0]  # (n, 1)
     alone = model(elements[0].unsqueeze(1))  # each element as a set

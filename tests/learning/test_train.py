@@ -16,6 +16,7 @@ import setfold
 from setfold import cli
 from setfold.core.persist import hold
 from setfold.learning import dataset, loop, train
+from setfold.learning.encoding import encode, micro_batches
 from setfold.learning.labels import encode_targets, target_from
 from setfold.learning.metrics import Predictions, measure, standard_error
 from setfold.learning.sources import Source
@@ -57,6 +58,15 @@ def test_splits_have_their_shares_of_each_class():
 def test_a_class_with_one_set_is_for_training():
     found = split(None, np.array([0] * 20 + [1]), (0.4, 0.4), 1, seed=0)
     assert found[-1] == TRAINING
+
+
+@pytest.mark.parametrize("shares", [(0.2, 0.2), (0.1, 0.05), (0.45, 0.45), (0.3, 0.0)])
+@pytest.mark.parametrize("number", [2, 3, 4])
+def test_small_classes_are_in_every_split_that_they_suffice_for(shares, number):
+    targets = np.array([0] * 50 + [1] * number)
+    found = split(None, targets, shares, 1, seed=0)[50:].tolist()
+    wanted = [TRAINING, 0, TEST][: 3 if shares[1] else 2]
+    assert {*wanted[:number]} <= {*found} <= {*wanted}
 
 
 @pytest.mark.parametrize("folds", [1, 3])
@@ -184,12 +194,11 @@ def test_rows_are_grouped_by_set(tmp_path, memory):
     assert isinstance(data.elements, np.memmap) == (memory == 0)
     for number, name in enumerate(ids):
         wanted = [row["x"] for row in rows.to_pylist() if row["user"] == name]
-        np.testing.assert_allclose(data.rows(number)[:, 0], (np.array(wanted) - 1) / 2, rtol=1e-6)
+        np.testing.assert_allclose(data[number][0][:, 0], (np.array(wanted) - 1) / 2, rtol=1e-6)
     part = data.chosen(np.array([1, 2]))
     assert part.ids == ["u3", "u12"]
-    assert torch.equal(part.rows(1), data.rows(2))
-    elements, index = part.ragged([1, 0])
-    assert torch.equal(elements[index == 1], data.rows(1))
+    np.testing.assert_array_equal(part[1][0], data[2][0])
+    assert part[1][1] == data[2][1] == 2
 
 
 def test_columns_are_fitted_to_the_training_sets_alone(folder, monkeypatch):
@@ -217,8 +226,8 @@ def test_large_sets_are_folded_with_the_same_gradients(folder):
     for rows in (1 << 20, 4):
         model.zero_grad()
         torch.manual_seed(0)
-        for batch in loop.micro_batches(data.lengths, range(len(data)), rows):
-            out = torch.cat([loop.encode(model.eval(), data, [one], rows) for one in batch])
+        for batch in micro_batches(data.lengths, range(len(data)), rows):
+            out = torch.cat([encode(model.eval(), [data[one][0]], rows) for one in batch])
             out.square().sum().backward()
         found.append({n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None})
     for name, grad in found[0].items():
@@ -286,17 +295,18 @@ def test_an_interrupted_training_ends_with_the_same_bits(folder, monkeypatch):
     torch.manual_seed(1)
     trained(folder, out=folder / "whole.safetensors", **options)
     torch.manual_seed(2)
-    steps, original = [], loop._Fit._step
+    steps, original = [], loop.Loop._step
 
-    def step(self, number, sets):
+    def step(self, batch):
         if len(steps) == 5:
             raise KeyboardInterrupt
-        steps.append(number)
-        original(self, number, sets)
+        steps.append(batch)
+        original(self, batch)
 
     monkeypatch.setattr(loop, "SAVE_EVERY", 0.0)
+    monkeypatch.setattr(loop, "LOOK_EVERY", 0.0)
     with monkeypatch.context() as patch:
-        patch.setattr(loop._Fit, "_step", step)
+        patch.setattr(loop.Loop, "_step", step)
         with pytest.raises(KeyboardInterrupt):
             trained(folder, out=folder / "parts.safetensors", **options)
     assert (folder / "parts.safetensors.work" / "slots-0.safetensors").exists()

@@ -163,3 +163,10 @@ def test_ragged_sums_and_one_set(arm, here, shape):
     encoding = np.zeros((slots, 9), np.float32)
     arguments = [rows, length, width, *scores, SIGMOID, values, 9, 2.0, encoding]
     assert_same(arm, here, "encode", arguments, 1)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_totals(arm, here, shape):
+    sets, _, width, _ = shape
+    _, first, _ = batch(shape)
+    assert_same(arm, here, "totals", [*first, np.zeros((sets, width))], 1)

@@ -80,7 +80,7 @@ def test_times_are_days_and_cycles(zone):
     origin = int(monday.timestamp()) * 10**6
     column = setfold.TimeColumn("t", origin)
     days = torch.tensor(column.read(values))
-    assert days[:, 0].tolist() == [0, 7.5]
+    assert days.tolist() == [[0, 0], [7, 0.5]]
     cycles = column(days)
     torch.testing.assert_close(cycles[0, :2], torch.tensor([1.0, 0.0]).double(), atol=1e-9, rtol=0)
     turn = 2 * np.pi * 0.25 / 7  # a quarter of Monday has passed
@@ -91,7 +91,7 @@ def test_times_are_days_and_cycles(zone):
 def test_dates_are_times():
     found = setfold.TimeColumn("t").read(pa.array([date(1970, 1, 3), None]))
     assert found[0, 0] == 2
-    assert np.isnan(found[1, 0])
+    assert np.isnan(found[1]).all()
 
 
 def test_values_are_shown_as_they_were():
@@ -163,3 +163,19 @@ def test_what_does_not_fit_the_columns_is_explained(tmp_path):
     pq.write_table(TABLE, tmp_path / "rows.parquet")
     with pytest.raises(setfold.InputError, match="Omit --features"):
         encoded(model, tmp_path / "rows.parquet", tmp_path, features="amount")
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_ages_keep_seconds_however_old_the_set_is(chunks):
+    latest = np.datetime64("2025-06-01T12:00:00", "us")
+    seconds = np.array([0, 1, 7, 60, 86_401, 3 * 10**8])
+    origin = int(np.datetime64("2060-01-01", "us").astype(int))
+    column = setfold.TimeColumn("t", origin, age=True)
+    numbers = column.read(pa.array(latest - seconds.astype("timedelta64[s]")))
+    elements = torch.tensor(numbers, dtype=torch.float32)
+    layer = setfold.RelativeLayer(6, latest=[0])
+    model = setfold.LayeredSetEncoder([layer], setfold.Pool(6, "sum"), column)
+    for number, age in enumerate(seconds):
+        pair = elements[[number, 0]].unsqueeze(0)  # beside the latest one, whose age is 0
+        found = torch.expm1(setfold.fold(model, pair.split(2 // chunks, 1))[0, 0]) * 3600
+        assert found.item() == pytest.approx(age, rel=1e-4, abs=0.02)
