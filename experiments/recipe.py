@@ -48,6 +48,7 @@ class Outcome(StrEnum):
     FAILS = "Does not hold"
     BEYOND = "Baselines from another paper"
     PLACES = "Slots with places, which the paper does not have"
+    OWN_DATA = "`setfold train`, which the paper does not have"
 
 
 @dataclass(frozen=True)

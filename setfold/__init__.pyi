@@ -60,6 +60,7 @@ from .files.partials import partial_states as partial_states
 from .files.partials import read_partials as read_partials
 from .files.partials import unpack_partials as unpack_partials
 from .files.verify import verify as verify
+from .files.weights import weigh_sets as weigh_sets
 from .folding.api import fold as fold
 from .folding.batches import RowBatchSampler as RowBatchSampler
 from .folding.batches import collate as collate
@@ -69,9 +70,11 @@ from .laws.check import check_all as check_all
 from .learning.fit import FitSettings as FitSettings
 from .learning.fit import fit as fit
 from .learning.loop import Progress as Progress
+from .learning.options import TrainOptions as TrainOptions
 from .learning.train import evaluate_sets as evaluate_sets
 from .learning.train import train_sets as train_sets
 from .preprocessing.columns import Columns as Columns
+from .preprocessing.heads import GridHead as GridHead
 from .preprocessing.heads import ResidualHead as ResidualHead
 from .preprocessing.heads import Standardize as Standardize
 from .preprocessing.kinds import CategoryColumn as CategoryColumn

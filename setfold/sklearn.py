@@ -33,12 +33,13 @@ from setfold.core.encoder import StreamingSetEncoder
 from setfold.encoders.summary import SummaryStatistics
 from setfold.errors import InputError
 from setfold.files.kinds import open_frame
-from setfold.learning.candidates import CANDIDATES
+from setfold.learning.candidates import Design, choose_names
 from setfold.learning.dataset import SetDataset
 from setfold.learning.encoding import encode_all
 from setfold.learning.objective import predict
-from setfold.learning.search import Search, Settings, search
-from setfold.learning.splits import TRAINING, VALIDATION, split
+from setfold.learning.options import ENCODERS
+from setfold.learning.search import Material, Search, Settings, search
+from setfold.learning.splits import TRAINING, split, usual_folds
 from setfold.preprocessing.columns import Columns, decoded, is_text
 from setfold.preprocessing.fitting import ColumnFitter, can_be_fitted
 from setfold.preprocessing.kinds import NumberColumn
@@ -106,6 +107,8 @@ class _Predictor(_SetEstimator):
         validation: float = 0.2,
         scale: str = "standard",
         set: str | None = None,
+        position: Sequence[str] = (),
+        folds: int | None = None,
         rate: float = 2e-3,
         batch_sets: int = 32,
         batch_rows: int = 1 << 15,
@@ -116,6 +119,8 @@ class _Predictor(_SetEstimator):
         self.validation = validation
         self.scale = scale
         self.set = set
+        self.position = position
+        self.folds = folds
         self.rate = rate
         self.batch_sets = batch_sets
         self.batch_rows = batch_rows
@@ -126,11 +131,15 @@ class _Predictor(_SetEstimator):
             raise InputError(
                 "at least two sets are needed, one of them for validation; got 1 sample."
             )
+        if self.encoder not in ("auto", *ENCODERS):
+            raise InputError(
+                f"encoder must be one of auto, {', '.join(ENCODERS)}; got {self.encoder!r}."
+            )
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        chosen = split(None, targets, (self.validation, 0.0), seed)
-        self._fit_columns(sets, chosen == TRAINING, self.scale)
-        data = self._data(sets, targets)
-        training, other = (_taken(data, chosen == own) for own in (TRAINING, VALIDATION))
+        number = self.folds or usual_folds(len(targets))
+        chosen = split(None, targets, (self.validation, 0.0), number, seed)
+        self._fit_columns(sets, (chosen == TRAINING) | (number > 1), self.scale)
+        data, position = self._data(sets, targets), list(self.position)
         settings = Settings(
             epochs=self.epochs,
             batch_sets=self.batch_sets,
@@ -138,18 +147,13 @@ class _Predictor(_SetEstimator):
             rate=self.rate,
             seed=seed,
         )
-        names = CANDIDATES if self.encoder == "auto" else [self.encoder]
         state = torch.random.get_rng_state()
         try:
             found = search(
-                names,
-                self.columns_,
-                target,
-                training,
-                other,
-                other,
+                choose_names(self.encoder, None, position),
+                Design(self.columns_, target, position=position),
+                Material(data, chosen, data.chosen(np.arange(0))),
                 settings,
-                seconds=0.0,
                 epochs=self.epochs,
             )
         finally:
@@ -170,12 +174,16 @@ class SetClassifier(ClassifierMixin, _Predictor):
     """Classify sets.
 
     Args:
-        encoder: "auto" tries "statistics", "deep-sets", "slots" and "attention" and keeps the one
-            that is best on a validation split; or one of these.
+        encoder: "auto" tries "statistics", "deep-sets", "slots" and "attention", and "places" if
+            there is a position, and keeps the one that is best on sets held out; or one of these,
+            or "instances".
         epochs: Passes over the training sets, at most; training stops early.
         validation: The share of sets that stop the training and choose between candidates.
         scale: "standard" or "robust".
         set: The column of set ids, if X is a frame.
+        position: Columns that are the position of an element, such as ["x", "y"]. Columns of
+            arrays are named "x0", "x1" and so on.
+        folds: How many times sets are held out; None for 3 if there are 20 to 299 sets, else 1.
         rate: The largest learning rate.
         batch_sets: Sets per step.
         batch_rows: Elements that are encoded at a time.
@@ -344,6 +352,12 @@ def _sets_in_frame(frame: Any, set: str, columns: Columns | None) -> _Sets:
     wanted = None if columns is None else columns.names
     if wanted is not None and not {*wanted} <= {*table.column_names}:
         raise InputError(f"the frame needs the columns {wanted}; it has {table.column_names}.")
+    for column in [] if columns is None else columns.all:
+        kind = table.schema.field(column.name).type
+        if not (column.fits(kind) or pa.types.is_null(kind)):
+            raise InputError(
+                f"column {column.name!r} is {kind}; expected {column.expected()}, as in fit."
+            )
     names = wanted or [f.name for f in table.schema if f.name != set and can_be_fitted(f.type)]
     arrays = {name: table[name].combine_chunks() for name in names}
     return _Sets(runs.values.to_pylist(), np.concatenate([[0], ends]), arrays)
@@ -379,14 +393,6 @@ def _plain_labels(classes: np.ndarray) -> list[str] | list[int] | list[bool]:
     if classes.dtype.kind == "b":
         return [bool(label) for label in classes]
     return [str(label) for label in classes]
-
-
-def _taken(data: SetDataset, chosen: np.ndarray) -> SetDataset:
-    """Some sets of a data set."""
-    lengths = data.lengths
-    offsets = np.concatenate([[0], np.cumsum(lengths[chosen])]).astype(np.int64)
-    ids = [name for name, own in zip(data.ids, chosen, strict=True) if own]
-    return SetDataset(ids, data.elements[np.repeat(chosen, lengths)], offsets, data.targets[chosen])
 
 
 def constant_columns(names: Sequence[str]) -> Columns:

@@ -1,6 +1,12 @@
-"""The command line: train, evaluate, encode, update, merge, readout, check, info."""
+"""The command line: train, evaluate, encode, update, merge, readout, weights, check, info."""
 
-from setfold.cli import files, info, laws, learn  # noqa: F401  (importing them registers their commands)
+from setfold.cli import (  # noqa: F401  (importing them registers their commands)
+    files,
+    info,
+    laws,
+    learn,
+    weights,
+)
 from setfold.cli.app import USAGE, app, run
 
 __all__ = ["app", "main", "run"]

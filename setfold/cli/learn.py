@@ -16,6 +16,7 @@ from setfold.cli.app import LINE_EVERY, app, explain_interrupts, grouped, print_
 from setfold.cli.options import Explode, Inputs, Json, Memory, OnError, OnErrorOption, Overwrite
 from setfold.cli.processes import is_first, over_processes
 from setfold.errors import InputError
+from setfold.learning.options import TrainOptions
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help does not need it
     from setfold.learning.loop import Progress
@@ -26,6 +27,7 @@ class TaskName(StrEnum):
     """What kind of label to predict."""
 
     CLASSIFICATION = "classification"
+    MULTIPLE_INSTANCE = "multiple-instance"
     REGRESSION = "regression"
 
 
@@ -72,11 +74,21 @@ class Splitting:
     ] = None
     validation: Annotated[
         float, typer.Option(help="Share of sets that choose the model and stop the training.")
-    ] = 0.2
+    ] = TrainOptions.validation
     test: Annotated[
         float, typer.Option(help="Share of sets for the reported numbers only; may be 0.")
-    ] = 0.2
-    seed: Annotated[int, typer.Option(help="Seed of split, weights and training.")] = 0
+    ] = TrainOptions.test
+    folds: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="How many times sets are held out for validation. Default: 3 for 20 to 299 sets, "
+            "else 1.",
+        ),
+    ] = None
+    seed: Annotated[int, typer.Option(help="Seed of split, weights and training.")] = (
+        TrainOptions.seed
+    )
 
 
 @dataclass(frozen=True)
@@ -89,6 +101,13 @@ class Preparing:
     center: Annotated[
         str | None,
         typer.Option(help="Columns to center in each set, such as x,y,z. Reads each set twice."),
+    ] = None
+    position: Annotated[
+        str | None,
+        typer.Option(
+            help="Columns that are the position of an element, for the encoder places. Default: "
+            "columns named like coordinates, such as x,y,z."
+        ),
     ] = None
     categories: Annotated[
         str | None, typer.Option(help="Columns of whole numbers that are categories.")
@@ -103,19 +122,30 @@ class Preparing:
     ] = TimeName.AGE
 
     def arguments(self) -> dict[str, Any]:
-        """Return the options as arguments of `train_sets`."""
+        """Return the options as arguments of `TrainOptions`."""
         names = {name: _listed(getattr(self, name)) for name in ("center", "categories", "log")}
-        return {"scale": self.scale, "times": self.times, **names}
+        position = None if self.position is None else _listed(self.position)
+        return {"scale": self.scale, "times": self.times, "position": position, **names}
 
 
 @dataclass(frozen=True)
 class Searching:
     """Which models compete, and for how long."""
 
-    task: Annotated[TaskName | None, typer.Option(help="Default: inferred from the labels.")] = None
+    task: Annotated[
+        TaskName | None,
+        typer.Option(
+            help="multiple-instance: classes, with weights of elements that explain a prediction. "
+            "Default: classification or regression, inferred from the labels."
+        ),
+    ] = None
     encoder: Annotated[
-        str, typer.Option(help="auto tries all: statistics, deep-sets, slots, attention.")
-    ] = "auto"
+        str,
+        typer.Option(
+            help="auto tries statistics, deep-sets, slots and attention, and places if elements "
+            "have a position; or one of these, or instances."
+        ),
+    ] = TrainOptions.encoder
     time_limit: Annotated[
         str, typer.Option("--time", help="Time for training: 90s, 10m, 1.5h.")
     ] = "10m"
@@ -128,7 +158,7 @@ class Searching:
     ] = False
 
     def arguments(self) -> dict[str, Any]:
-        """Return the options as arguments of `train_sets`."""
+        """Return the options as arguments of `TrainOptions`."""
         from setfold.learning.train import parse_seconds
 
         return {
@@ -162,8 +192,6 @@ class Running:
     def arguments(self) -> dict[str, Any]:
         """Return the options as arguments of `train_sets`."""
         return {
-            "memory": self.memory,
-            "skip_errors": self.on_error is OnError.SKIP,
             "resume": self.resume,
             "restart": self.restart,
             "overwrite": self.overwrite,
@@ -207,7 +235,19 @@ def train(
     from setfold.learning.train import train_sets
     from setfold.learning.work_folder import is_interrupted
 
-    search, page = searching.arguments(), running.report or out.with_suffix(".html")
+    page = running.report or out.with_suffix(".html")
+    options = TrainOptions(
+        target=target,
+        labels=labels,
+        set=column,
+        features=None if features is None else _listed(features),
+        explode=explode,
+        memory=running.memory,
+        skip_errors=running.on_error is OnError.SKIP,
+        **asdict(splitting),
+        **preparing.arguments(),
+        **searching.arguments(),
+    )
     if running.resume and out.exists() and not is_interrupted(out):
         _say(f"{out} is already complete; nothing was trained.")
         return
@@ -217,14 +257,7 @@ def train(
         result = train_sets(
             inputs,
             out,
-            target=target,
-            labels=labels,
-            set=column,
-            features=None if features is None else _listed(features),
-            explode=explode,
-            **asdict(splitting),
-            **preparing.arguments(),
-            **search,
+            options,
             **running.arguments(),
             progress=progress,
             note=_say,
@@ -339,11 +372,11 @@ def _print_table(result: Result) -> None:
     for trial in result.search.trials:
         values = measure(result.target, trial.found)
         rows.append((loss_of(result.target, trial.found), trial.name, values, trial.seconds))
-    for base in result.baselines:
+    for base in result.search.baselines:
         values = measure(result.target, base.found)
         rows.append((loss_of(result.target, base.found), base.name, values, None))
     rows.sort(key=lambda row: row[0])
-    name = "test sets" if result.sets[2] else "validation sets"
+    name = "test sets" if len(result.data.test) else "sets held out"
     table = Table(name, *rows[0][2], "seconds")
     for _, name, values, seconds in rows:
         mark = " (saved)" if name == result.search.best.name else ""

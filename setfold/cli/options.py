@@ -126,7 +126,7 @@ Head = Annotated[
     typer.Option(
         "--head/--no-head",
         help="Apply the head of the model, for predictions instead of encodings. A classifier then "
-        "writes probabilities.",
+        "writes the most probable label as prediction, and the probability of each.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -123,6 +123,10 @@ class Composition(StreamingSetEncoder):
             )
         return self.encoder.featurize(found, mask, context if self.features is None else ())
 
+    @property
+    def has_weights(self) -> bool:
+        return self.encoder.has_weights
+
     def weigh(self, elements: Tensor, state: SetState, prepared: Any) -> Tensor:
         return self.encoder.weigh(elements, state, prepared)
 

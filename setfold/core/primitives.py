@@ -175,3 +175,8 @@ class Primitives(SetEncoder):
     def weigh(self, elements: Tensor, state: SetState, prepared: Any) -> Tensor:
         """The weights (B, n, K) of featurized elements, for encoders that have weights."""
         raise InputError(f"{type(self).__name__} has no weights: it treats all elements alike.")
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether elements have weights, which `weights` returns."""
+        return type(self).weigh is not Primitives.weigh

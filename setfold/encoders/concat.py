@@ -12,6 +12,7 @@ from setfold.core.absorb import absorb_for_gradients
 from setfold.core.begin import recognize
 from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.readout import Count
+from setfold.core.state import SetState
 from setfold.core.statistic import Fields, Statistics
 from setfold.errors import InputError
 
@@ -137,6 +138,34 @@ class Concat(StreamingSetEncoder):
     @staticmethod
     def _prefix_fields(found: Iterator[tuple[str, Statistics]]) -> Statistics:
         return {f"{name}/{field}": p for name, own in found for field, p in own.items()}
+
+    # ---- weights -----------------------------------------------------------------------------
+
+    @property
+    def has_weights(self) -> bool:
+        return any(part.has_weights for part in self.parts.values())
+
+    def weigh(self, elements: Tensor, state: SetState, prepared: dict[str, Any]) -> Tensor:
+        """The weights of all parts that have weights, one after the other."""
+        found = []
+        for name, part, frame in self._with_frames(state.frame):
+            if not part.has_weights:
+                continue
+            own = {
+                path.partition("/")[2]: (field, state.statistics[path])
+                for path, field in state.fields.items()
+                if path.startswith(f"{name}/")
+            }
+            own_state = SetState(
+                {field: declared for field, (declared, _) in own.items()},
+                {field: tensors for field, (_, tensors) in own.items()},
+                state.count,
+                frame=frame,
+                weights=state.weights,
+            )
+            features = part.featurize(elements, None, ())
+            found.append(part.weigh(features, own_state, prepared[name]))
+        return torch.cat(found, -1) if found else super().weigh(elements, state, prepared)
 
     # ---- features ----------------------------------------------------------------------------
 

@@ -85,7 +85,9 @@ def encode_sets(
         dtype: Compute in "float32" or "float64". If None, in the dtype of the model. The model itself
             is not changed.
         head: Whether to apply the head of the model. If False, the encodings are the readouts of
-            its encoder. With the head, a model that was trained to classify writes probabilities.
+            its encoder. With the head, a model that was trained for a target writes a column
+            `prediction`, and the encodings of a classifier are probabilities, in the order of its
+            classes.
         options: Options of the run, such as memory="4GB", resume=True, overwrite=True,
             skip_errors=True or engine="ray". `setfold.files.request.ReadOptions` lists all of them.
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,6 +35,8 @@ from setfold.files.tables.arrow import (
 )
 from setfold.files.tables.stream import open_arrow, reading
 
+PREDICTION = "prediction"  # column between count and encoding, if the model predicts a target
+TARGET = "target"  # entry of the header: its name
 ADVICE = "Write it again."
 ROWS = 1 << 14  # to read at once from a Parquet file
 ZIP = b"PK\3\4"  # at the beginning of an archive
@@ -63,7 +65,9 @@ def describe_encodings(path: Path) -> Encodings:
     with reading(path, ADVICE):
         if is_archive(path):
             with zipfile.ZipFile(path) as archive:
-                *ids, (shape, _), (encoding, _) = (_header(archive, n) for n in _names(archive))
+                names = _names(archive)
+                ids = [_header(archive, name) for name in _ids_in(names)]
+                (shape, _), (encoding, _) = (_header(archive, n) for n in COLUMNS[1:])
                 kinds = ", ".join(str(dtype) for _, dtype in ids)
                 return Encodings(shape[0], kinds, encoding[1:])
         with open_table(path) as (schema, sets, _):
@@ -85,11 +89,12 @@ def verify_encodings(path: Path) -> Encodings:
             _verify_arrays(path)
             return found
         with open_table(path) as (schema, _, batches):
-            ids = _ids_of(header_of(schema, "encodings", path))
+            header = header_of(schema, "encodings", path)
+            ids, more = _ids_of(header), [PREDICTION] if TARGET in header else []
             sets, last = 0, None
             for batch in batches:
                 table = pa.Table.from_batches([batch])
-                check_names(table, [*ids, *COLUMNS[1:]])
+                check_names(table, [*ids, "count", *more, "encoding"])
                 last = check_sorted(_joined([as_ids(table[name]) for name in ids]), last)
                 if bool((as_counts(table["count"]) < 0).any()):
                     raise ValueError("a count is negative")
@@ -167,7 +172,7 @@ def _verify_arrays(path: Path) -> None:
         if (damaged := archive.testzip()) is not None:  # compares checksums
             raise ValueError(f"the checksum of {damaged} does not match its content")
     with np.load(path, allow_pickle=False) as arrays:
-        ids, counts = [arrays[name] for name in known[:-2]], arrays["count"]
+        ids, counts = [arrays[name] for name in _ids_in(known)], arrays["count"]
     if any(column.ndim != 1 for column in ids):
         raise ValueError("the set ids are not plain values")
     if len(ids) > 1:
@@ -179,17 +184,22 @@ def _verify_arrays(path: Path) -> None:
 
 
 def _names(archive: zipfile.ZipFile) -> list[str]:
-    """Return the arrays of an archive: the columns of the set ids, counts and encodings.
+    """Return the arrays of an archive: the set ids, counts, predictions if any, and encodings.
 
     Raises:
         ValueError: There are others.
     """
     names = [name.removesuffix(".npy") for name in archive.namelist()]
-    if len(names) < len(COLUMNS) or (len(names) == len(COLUMNS) and names[0] != COLUMNS[0]):
-        raise ValueError(f"expected the arrays {', '.join(COLUMNS)}")
-    if names[-2:] != [*COLUMNS[1:]]:
+    ids = _ids_in(names)
+    ends = ["count", "encoding"], ["count", PREDICTION, "encoding"]
+    if not ids or names[len(ids) :] not in ends or (len(ids) == 1 and ids[0] != COLUMNS[0]):
         raise ValueError(f"expected the arrays {', '.join(COLUMNS)}")
     return names
+
+
+def _ids_in(names: Sequence[str]) -> list[str]:
+    """Return the arrays of the set ids."""
+    return list(names[: names.index("count")]) if "count" in names else []
 
 
 def _packable(column: np.ndarray) -> pa.Array:

@@ -67,9 +67,9 @@ def encode_frame(
 
     Returns:
         One row per set, sorted by set id: the set id under the name of its column (the number of
-        the row as `row`, if `set` is None), `count` and `encoding`. Encodings are fixed-size lists;
-        in pandas they are arrays of the shape that the model returns. A pyarrow.Table for objects
-        of other libraries.
+        the row as `row`, if `set` is None), `count`, `prediction` if the head predicts a target,
+        and `encoding`. Encodings are fixed-size lists; in pandas they are arrays of the shape that
+        the model returns. A pyarrow.Table for objects of other libraries.
 
     Raises:
         InputError: A column is missing, or a row is bad; the message names the row and the column.
@@ -124,5 +124,6 @@ def _in_kind(frame: Frame, found: pa.Table, columns: ColumnSpec) -> Any:
     if len(names) > 1:
         types = [columns.column_type(name, frame.schema) for name in names]
         ids = unpack(combined(found["set"]), types)
-    result = pa.table([*ids, found["count"], found["encoding"]], [*names, "count", "encoding"])
+    others = found.drop_columns("set").replace_schema_metadata(None)
+    result = pa.table([*ids, *others.columns], [*names, *others.column_names])
     return frame.convert(result, columns.set_names, shape)

@@ -28,7 +28,6 @@ from setfold.errors import InputError
 from setfold.files.ids import unpack
 from setfold.files.sealed import SealedFile, SealedWriter
 from setfold.files.tables.arrow import (
-    COLUMNS,
     HEADER,
     IDS,
     RESULT,
@@ -176,6 +175,8 @@ class NpzSink(ArrowSink):
 class CsvSink(Sink):
     """CSV with the columns of Parquet, but one column for each number of an encoding.
 
+    They are named encoding_0, encoding_1, ..., or probability_LABEL if they are probabilities.
+
     There is no place for a seal. So a CSV file is recognized by a digest of its content.
     """
 
@@ -195,11 +196,14 @@ class CsvSink(Sink):
         return True
 
     def write(self, table: pa.Table) -> None:
-        numbers = as_tensor(table["encoding"], shape_of(header_of(table.schema, "encodings")))
+        header = header_of(table.schema, "encodings")
+        numbers = as_tensor(table["encoding"], shape_of(header))
         flat = numbers.reshape(len(table), math.prod(numbers.shape[1:]))
         columns = table.drop_columns("encoding").replace_schema_metadata(None)
+        classes = header.get("classes")
         for place, part in enumerate(flat.T.contiguous().numpy()):
-            columns = columns.append_column(f"encoding_{place}", pa.array(part))
+            name = f"probability_{classes[place]}" if classes else f"encoding_{place}"
+            columns = columns.append_column(name, pa.array(part))
         if self.writer is None:
             self.writer = self._open_writer(columns.schema)
         self.writer.write_table(columns)
@@ -230,8 +234,9 @@ def split_ids(table: pa.Table, fields: Sequence[tuple[str, pa.DataType]]) -> pa.
     columns = unpack(combined(table["set"]), types)
     metadata = dict(table.schema.metadata)
     metadata[HEADER] = json.dumps(json.loads(metadata[HEADER]) | {IDS: names}).encode()
-    found = [*columns, *(table[name] for name in COLUMNS[1:])]
-    return pa.table(found, names=[*names, *COLUMNS[1:]]).replace_schema_metadata(metadata)
+    others = table.drop_columns("set")
+    found = pa.table([*columns, *others.columns], names=[*names, *others.column_names])
+    return found.replace_schema_metadata(metadata)
 
 
 def digest_of_content(path: Path) -> str:

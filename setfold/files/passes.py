@@ -63,23 +63,34 @@ class Readouts:
         return ids_in(self._tables[0])
 
     def _places(self, names: pa.Array) -> np.ndarray:
-        """Return where sets are in the files."""
-        ids = self._ids
-        if pa.types.is_integer(names.type):  # they are sorted
-            wanted, known = names.to_numpy(), ids.to_numpy()
-            places = np.minimum(np.searchsorted(known, wanted), max(len(known) - 1, 0))
-            missing = known[places] != wanted if len(known) else np.ones(len(wanted), bool)
-        else:
-            found = pc.index_in(names, ids)
-            missing = found.is_null().to_numpy(zero_copy_only=False)
-            places = found.fill_null(0).to_numpy()
-        if missing.any():
-            raise FileError(
-                f"an earlier pass has not seen the set {names[int(missing.argmax())]}, so the "
-                "inputs have changed. Make sure that nothing writes to them, then start over with "
-                "--restart."
-            )
-        return places
+        return find_places(names, self._ids)
+
+
+def find_places(names: pa.Array, ids: pa.Array) -> np.ndarray:
+    """Return where sets are in a file of an earlier pass.
+
+    Args:
+        names: The ids of these sets.
+        ids: The ids in the file, sorted.
+
+    Raises:
+        FileError: The file has no such set.
+    """
+    if pa.types.is_integer(names.type):
+        wanted, known = names.to_numpy(), ids.to_numpy()
+        places = np.minimum(np.searchsorted(known, wanted), max(len(known) - 1, 0))
+        missing = known[places] != wanted if len(known) else np.ones(len(wanted), bool)
+    else:
+        found = pc.index_in(names, ids)
+        missing = found.is_null().to_numpy(zero_copy_only=False)
+        places = found.fill_null(0).to_numpy()
+    if missing.any():
+        raise FileError(
+            f"an earlier pass has not seen the set {names[int(missing.argmax())]}, so the "
+            "inputs have changed. Make sure that nothing writes to them, then start over with "
+            "--restart."
+        )
+    return places
 
 
 def _take(table: pa.Table, places: np.ndarray) -> Tensor:

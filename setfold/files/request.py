@@ -28,7 +28,7 @@ from setfold.files.journal import SAVE_EVERY
 from setfold.files.outputs import ArrowSink
 from setfold.files.plan import Plan, make_plan
 from setfold.files.run import Engine, Progress
-from setfold.preprocessing.targets import Classes, target_of
+from setfold.preprocessing.targets import Prediction, target_of
 
 Encoder = TypeVar("Encoder", bound=SetEncoder)
 InputNames = str | Path | Sequence[str | Path]
@@ -123,7 +123,7 @@ def make_columns(
 def check_result_names(names: Sequence[str]) -> None:
     """Raise InputError if a column of the set id has the name of another column of the result."""
     for name in names:
-        if name in ("count", "encoding"):
+        if name in ("count", "prediction", "encoding"):
             raise InputError(f"the set column cannot be named {name!r}. Rename it.")
 
 
@@ -170,7 +170,8 @@ def prepare_encoder(model: nn.Module) -> StreamingSetEncoder:
 def read_by(encoder: Encoder, head: bool) -> Encoder:
     """Return what reads states out: the encoder without its head, or with it.
 
-    With the head, a model that was trained to classify returns probabilities instead of logits.
+    With the head, a model that was trained for a target predicts it: a classifier returns
+    probabilities instead of logits.
     The result shares its weights with the encoder.
 
     Args:
@@ -181,8 +182,8 @@ def read_by(encoder: Encoder, head: bool) -> Encoder:
         return encoder
     last: nn.Module | None = None
     if head:
-        is_classifier = isinstance(target_of(encoder.head), Classes)
-        last = nn.Sequential(encoder.head, nn.Softmax(-1)) if is_classifier else encoder.head
+        target = target_of(encoder.head)
+        last = encoder.head if target is None else Prediction(encoder.head, target)
     if isinstance(encoder, MultiPassSetEncoder):
         several = copy(encoder)
         several._modules = dict(encoder._modules)  # torch's own copy would share it

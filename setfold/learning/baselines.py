@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from sklearn.base import clone
 from sklearn.dummy import DummyClassifier, DummyRegressor
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
-from sklearn.linear_model import LogisticRegression, RidgeCV
-from torch import nn
+from sklearn.linear_model import LogisticRegression, Ridge
+from torch import Tensor, nn
 
 from setfold.learning.candidates import Model
 from setfold.learning.dataset import SetDataset
 from setfold.learning.encoding import encode_all
 from setfold.learning.metrics import Predictions, loss_of
 from setfold.learning.processes import Processes
-from setfold.preprocessing.heads import ResidualHead, Standardize
+from setfold.preprocessing.heads import GridHead, ResidualHead, Standardize
 from setfold.preprocessing.targets import Classes, Target
 
-PENALTIES = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0)
+PENALTIES = (0.0001, 0.001, 0.01, 0.1, 1.0, 10.0, 100.0)
 
 
 @dataclass(frozen=True)
@@ -36,10 +38,26 @@ class Baseline:
     found: Predictions
 
 
+@dataclass(frozen=True)
+class LinearFits:
+    """Linear models of plain statistics, with the penalty that is best on sets held out.
+
+    Args:
+        by_fold: For each fold, the model without the sets that it holds out.
+        whole: The model of all sets.
+        held: What the models of the folds predict for the sets that they hold out, in the order of
+            the data set.
+    """
+
+    by_fold: list[Any]
+    whole: Any
+    held: Predictions
+
+
 @torch.no_grad()
 def statistics_of(
     model: Model, data: SetDataset, batch_rows: int, processes: Processes | None = None
-) -> torch.Tensor:
+) -> Tensor:
     """Return the readout of a model's encoder, without the head, for all sets (n, width)."""
     head, model.head = model.head, None
     try:
@@ -50,29 +68,63 @@ def statistics_of(
 
 def fit_linear(
     target: Target,
-    training: tuple[np.ndarray, np.ndarray],
-    validation: tuple[np.ndarray, np.ndarray],
+    statistics: Tensor,
+    targets: np.ndarray,
+    folds: np.ndarray,
     balanced: bool = False,
-) -> Any:
-    """Fit logistic or ridge regression; the penalty is chosen on the validation sets.
+) -> LinearFits:
+    """Fit logistic or ridge regression; the penalty is chosen on the sets that are held out.
 
     Args:
         target: What to predict.
-        training: Standardized statistics (n, w) and labels.
-        validation: The same of the validation sets.
+        statistics: Plain statistics (n, w).
+        targets: The labels (n,).
+        folds: The fold that holds out each set, (n,); -1 if none does.
         balanced: Whether to weigh classes inversely to their frequency.
     """
-    if not isinstance(target, Classes):
-        return RidgeCV(alphas=[1 / p for p in PENALTIES]).fit(*training)
-    best, least = None, np.inf
+    tables = [standardized(statistics[folds != fold], statistics) for fold in range(1 + max(folds))]
+    best, fits, least = PENALTIES[0], list[Any](), np.inf
+    found = Predictions(np.empty(0), np.empty(0))
     for penalty in PENALTIES:
-        weights = "balanced" if balanced else None
-        model = LogisticRegression(C=penalty, max_iter=2000, class_weight=weights).fit(*training)
-        found = Predictions(spread(model, validation[0], target), validation[1])
-        loss = loss_of(target, found)
+        own = [
+            _linear(target, penalty, balanced).fit(table[folds != fold], targets[folds != fold])
+            for fold, table in enumerate(tables)
+        ]
+        guesses = held_out(target, own, tables, targets, folds)
+        loss = loss_of(target, guesses)
         if loss < least:
-            best, least = model, loss
-    return best
+            best, fits, least, found = penalty, own, loss, guesses
+    whole = _linear(target, best, balanced).fit(standardized(statistics, statistics), targets)
+    return LinearFits(fits, whole, found)
+
+
+def held_out(
+    target: Target,
+    models: Sequence[Any],
+    tables: Sequence[np.ndarray],
+    targets: np.ndarray,
+    folds: np.ndarray,
+) -> Predictions:
+    """Return what the model of each fold predicts for the sets that it holds out."""
+    width = (len(target.labels),) if isinstance(target, Classes) else ()
+    scores = np.zeros((len(targets), *width))
+    for fold, (model, table) in enumerate(zip(models, tables, strict=True)):
+        scores[folds == fold] = scores_of(model, table[folds == fold], target)
+    return Predictions(scores[folds >= 0], targets[folds >= 0])
+
+
+def _linear(target: Target, penalty: float, balanced: bool) -> Any:
+    if not isinstance(target, Classes):
+        return Ridge(alpha=1 / penalty)
+    weights = "balanced" if balanced else None
+    return LogisticRegression(C=penalty, max_iter=2000, class_weight=weights)
+
+
+def standardized(seen: Tensor, values: Tensor) -> np.ndarray:
+    """Return values (n, w) relative to mean and deviation of those that were seen."""
+    scale = Standardize(values.shape[1])
+    scale.fit(seen)
+    return scale(values).double().numpy()
 
 
 def copy_linear(model: Model, fitted: Any, target: Target) -> None:
@@ -94,25 +146,29 @@ def copy_linear(model: Model, fitted: Any, target: Target) -> None:
         linear.bias.copy_(torch.from_numpy(bias))
 
 
-def fit_scales(model: Model, readouts: torch.Tensor) -> Standardize:
+def fit_scales(model: Model, readouts: Tensor) -> None:
     """Set the constants of the first layer of a model's head."""
     assert isinstance(model.head, nn.Sequential)
-    first = model.head[0]
+    first, last = model.head[0], model.head[1]
     assert isinstance(first, Standardize)
-    first.fit(readouts)
-    return first
+    if isinstance(last, GridHead):
+        first.fit(readouts, last.channels, last.cells)
+    else:
+        first.fit(readouts)
 
 
 def _linear_of(model: Model) -> nn.Linear:
     assert isinstance(model.head, nn.Sequential)
     found = model.head[1]
-    linear = found.linear if isinstance(found, ResidualHead) else found
+    linear = found.linear if isinstance(found, ResidualHead | GridHead) else found
     assert isinstance(linear, nn.Linear)
     return linear
 
 
-def spread(model: Any, statistics: np.ndarray, target: Classes) -> np.ndarray:
-    """Return probabilities of all classes, also of those that were not in training."""
+def scores_of(model: Any, statistics: np.ndarray, target: Target) -> np.ndarray:
+    """Return quantities, or probabilities of all classes, also of those not in training."""
+    if not isinstance(target, Classes):
+        return model.predict(statistics)
     found = np.zeros((len(statistics), len(target.labels)))
     found[:, model.classes_] = model.predict_proba(statistics)
     return found
@@ -120,36 +176,44 @@ def spread(model: Any, statistics: np.ndarray, target: Classes) -> np.ndarray:
 
 def fit_baselines(
     target: Target,
-    training: tuple[np.ndarray, np.ndarray],
-    test: tuple[np.ndarray, np.ndarray],
-    linear: Any,
+    known: tuple[Tensor, np.ndarray],
+    test: tuple[Tensor, np.ndarray] | None,
+    folds: np.ndarray,
+    linear: LinearFits,
     seed: int,
 ) -> list[Baseline]:
     """Fit all baselines on statistics, and predict the test sets.
 
     Args:
         target: What to predict.
-        training: Standardized statistics (n, w) and labels.
-        test: The same of the test sets.
+        known: Plain statistics (n, w) and labels of all sets for training and validation.
+        test: The same of the test sets; None to predict the sets that the folds hold out.
+        folds: As for `fit_linear`.
         linear: The result of `fit_linear`.
         seed: Of gradient boosting.
     """
+    statistics, targets = known
     is_class = isinstance(target, Classes)
     boosting = HistGradientBoostingClassifier if is_class else HistGradientBoostingRegressor
-    models = {
-        "logistic regression on statistics"
-        if is_class
-        else "ridge regression on statistics": linear,
-        "gradient boosting on statistics": boosting(random_state=seed).fit(*training),
-        "the most frequent class" if is_class else "the mean": (
-            DummyClassifier(strategy="prior") if is_class else DummyRegressor()
-        ).fit(*training),
+    dummy = DummyClassifier(strategy="prior") if is_class else DummyRegressor()
+    first = f"{'logistic' if is_class else 'ridge'} regression on statistics"
+    others = {
+        "gradient boosting on statistics": boosting(random_state=seed),
+        "the most frequent class" if is_class else "the mean": dummy,
     }
-    found = []
-    for name, model in models.items():
-        if isinstance(target, Classes):
-            scores = spread(model, test[0], target)
-        else:
-            scores = model.predict(test[0])
-        found.append(Baseline(name, Predictions(scores, test[1])))
-    return found
+    if test is not None:
+        table, unseen = (standardized(statistics, part) for part in (statistics, test[0]))
+        models = {first: linear.whole} | {n: m.fit(table, targets) for n, m in others.items()}
+        return [
+            Baseline(name, Predictions(scores_of(model, unseen, target), test[1]))
+            for name, model in models.items()
+        ]
+    tables = [standardized(statistics[folds != fold], statistics) for fold in range(1 + max(folds))]
+    found = {first: linear.held}
+    for name, model in others.items():
+        fits = [
+            clone(model).fit(table[folds != fold], targets[folds != fold])
+            for fold, table in enumerate(tables)
+        ]
+        found[name] = held_out(target, fits, tables, targets, folds)
+    return [Baseline(name, own) for name, own in found.items()]

@@ -6,6 +6,7 @@ import mmap
 import tempfile
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -29,43 +30,39 @@ class SetDataset:
         elements: `(N, width)`, float32: all elements of the first set, then those of the second.
         offsets: `(number of sets + 1,)`: where each set begins.
         targets: The label of each set: class numbers or quantities.
+        order: If the data set is a choice of the sets that the offsets delimit: their numbers.
     """
 
     ids: Sequence[str]
     elements: np.ndarray
     offsets: np.ndarray
     targets: np.ndarray
+    order: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def __getitem__(self, number: int) -> tuple[np.ndarray, Any]:
-        first, last = self.offsets[number : number + 2]
+        place = number if self.order is None else self.order[number]
+        first, last = self.offsets[place : place + 2]
         return self.elements[first:last], self.targets[number]
 
-    @property
+    @cached_property
     def lengths(self) -> np.ndarray:
         """The number of elements of each set."""
-        return np.diff(self.offsets)
+        lengths = np.diff(self.offsets)
+        return lengths if self.order is None else lengths[self.order]
 
-    def part(self, first: int, last: int) -> SetDataset:
-        """The sets from the first to the last, without the last; nothing is copied."""
-        start, stop = self.offsets[first], self.offsets[last]
-        return SetDataset(
-            self.ids[first:last],
-            self.elements[start:stop],
-            self.offsets[first : last + 1] - start,
-            self.targets[first:last],
-        )
+    def chosen(self, numbers: np.ndarray) -> SetDataset:
+        """Some of the sets, in the order of `numbers`; no element is copied."""
+        order = numbers if self.order is None else self.order[numbers]
+        ids = [self.ids[number] for number in numbers.tolist()]
+        return SetDataset(ids, self.elements, self.offsets, self.targets[numbers], order)
 
     def without_empty(self) -> SetDataset:
         """The data set without sets that have no element; nothing is copied."""
         kept = self.lengths > 0
-        if kept.all():
-            return self
-        ids = [name for name, own in zip(self.ids, kept, strict=True) if own]
-        offsets = np.concatenate([[0], np.cumsum(self.lengths[kept])]).astype(np.int64)
-        return SetDataset(ids, self.elements, offsets, self.targets[kept])
+        return self if kept.all() else self.chosen(np.flatnonzero(kept))
 
     def release(self) -> None:
         """Let the system drop the pages of a mapped file from memory."""

@@ -120,8 +120,8 @@ def target_from(name: str, values: Sequence[Any], task: str | None) -> Target:
     Args:
         name: The name of the target.
         values: The labels.
-        task: "classification" or "regression"; None to infer it: text, booleans, and whole numbers
-            with few different values are classes.
+        task: "classification", "multiple-instance" or "regression"; None to infer it: text,
+            booleans, and whole numbers with few different values are classes.
 
     Raises:
         InputError: There is a single class, or the labels are not numbers.
@@ -133,7 +133,7 @@ def target_from(name: str, values: Sequence[Any], task: str | None) -> Target:
     if task is None:
         few = whole and len(different) <= FEW_CLASSES
         task = "classification" if texts or flags or few else "regression"
-    if task == "classification":
+    if task != "regression":
         if not (flags or whole):
             different = {str(value) for value in different}
         if len(different) < 2:
@@ -161,13 +161,37 @@ def encode_targets(target: Target, values: Sequence[Any]) -> np.ndarray:
     """Return class numbers (int64), or quantities (float64)."""
     if isinstance(target, Quantity):
         return np.array([float(value) for value in values])
-    places = {label: place for place, label in enumerate(target.labels)}
-    unknown = [v for v in values if (v if v in places else str(v)) not in places]
-    if unknown:
-        raise InputError(
-            f"{target.name} has a class that is not in the training sets: {unknown[0]!r}."
-        )
-    return np.array([places[v if v in places else str(v)] for v in values], np.int64)
+    exact = {str(label): place for place, label in enumerate(target.labels)}
+    loose: dict[str, list[int]] = {}
+    for place, label in enumerate(target.labels):
+        loose.setdefault(_plain_text(label), []).append(place)
+    found = []
+    for value in values:
+        alike = loose.get(_plain_text(value), [])
+        known = exact.get(str(value), alike[0] if len(alike) == 1 else None)
+        if known is None:
+            raise InputError(
+                f"{target.name} has a class that is not in the training sets: {value!r}. Expected "
+                f"{', '.join(map(repr, target.labels[:SHOWN]))}"
+                f"{', ...' if len(target.labels) > SHOWN else ''}."
+            )
+        found.append(known)
+    return np.array(found, np.int64)
+
+
+def _plain_text(value: Any) -> str:
+    """Return a label as text that does not depend on the type in which a file keeps it.
+
+    >>> [_plain_text(value) for value in (1, 1.0, "1", True, "true", "oak")]
+    ['1.0', '1.0', '1.0', '1.0', '1.0', 'oak']
+    """
+    text = str(value).strip()
+    if text.casefold() in ("true", "false"):
+        return str(float(text.casefold() == "true"))
+    try:
+        return repr(float(text))
+    except ValueError:
+        return text
 
 
 def match_labels(

@@ -1,22 +1,22 @@
-"""Train a model on files, from rows and labels to a saved model and a report."""
+"""Train a model on files, from rows and labels to a saved model."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from setfold.core.models import load, save
 from setfold.errors import InputError
 from setfold.files.budget import BASE_BYTES, parse_size
 from setfold.files.engines.task import Stamp
-from setfold.learning.baselines import Baseline, fit_baselines
-from setfold.learning.candidates import CANDIDATES
+from setfold.learning.candidates import Design, choose_names
 from setfold.learning.dataset import SetDataset, collect, count_elements
 from setfold.learning.labels import (
     Labels,
@@ -28,10 +28,12 @@ from setfold.learning.labels import (
 from setfold.learning.loop import Progress
 from setfold.learning.metrics import Predictions, measure, metric_name, standard_error
 from setfold.learning.objective import predict
+from setfold.learning.options import TrainOptions
+from setfold.learning.positions import choose_position
 from setfold.learning.processes import Processes
-from setfold.learning.search import Search, Settings, search
+from setfold.learning.search import Material, Search, Settings, search
 from setfold.learning.sources import Source
-from setfold.learning.splits import TRAINING, VALIDATION, assign_splits
+from setfold.learning.splits import TEST, TRAINING, assign_splits
 from setfold.learning.work_folder import is_interrupted, open_work_folder, work_folder_of
 from setfold.preprocessing.columns import columns_of
 from setfold.preprocessing.fitting import ColumnFitter, Fitted
@@ -47,53 +49,44 @@ class Result:
     """The result of a training.
 
     Args:
+        task: "classification", "multiple-instance" or "regression".
         target: What the model predicts.
-        search: The candidates.
-        baselines: The baselines.
+        search: The candidates and the baselines.
+        data: The sets.
         fitted: The columns.
-        sets: The number of sets for training, validation and test.
-        elements: The number of elements.
         left_out: The number of sets without labels and labels without sets.
         skipped: The number of bad rows.
-        test: The test sets; the validation sets if there are none.
     """
 
+    task: str
     target: Target
     search: Search
-    baselines: list[Baseline]
+    data: Material
     fitted: Fitted
-    sets: tuple[int, int, int]
-    elements: int
     left_out: int
     skipped: int
-    test: SetDataset
+
+    @property
+    def sets(self) -> tuple[int, int, int]:
+        """The number of sets for training, validation and test.
+
+        With several folds, sets for validation are for training, too, in other folds.
+        """
+        held = int((self.data.folds >= 0).sum())
+        training = len(self.data.known) - (held if self.data.number == 1 else 0)
+        return training, held, len(self.data.test)
+
+    @property
+    def elements(self) -> int:
+        """The number of elements of all sets."""
+        return int(self.data.known.lengths.sum() + self.data.test.lengths.sum())
 
 
 def train_sets(
     inputs: str | Path | Sequence[str | Path],
     out: str | Path,
+    options: TrainOptions,
     *,
-    target: str,
-    labels: str | Path | None = None,
-    set: str | None = None,
-    features: Sequence[str] | None = None,
-    explode: bool = False,
-    group: str | None = None,
-    task: str | None = None,
-    encoder: str = "auto",
-    seconds: float = 600.0,
-    epochs: int | None = None,
-    validation: float = 0.2,
-    test: float = 0.2,
-    scale: str = "standard",
-    center: Sequence[str] = (),
-    categories: Sequence[str] = (),
-    log: Sequence[str] = (),
-    times: str = "age",
-    balanced: bool = False,
-    seed: int = 0,
-    memory: str | int = "2GB",
-    skip_errors: bool = False,
     resume: bool = False,
     restart: bool = False,
     overwrite: bool = False,
@@ -108,32 +101,7 @@ def train_sets(
     Args:
         inputs: Files, folders or glob patterns, such as "events/*.parquet".
         out: The model, a .safetensors file.
-        target: The column with the labels.
-        labels: A table with one row per set. If None, the labels are in a column of the rows, and
-            constant within each set.
-        set: The column with the set ids. If None, each file is one set.
-        features: The columns that are features. By default all that can be.
-        explode: Whether each row holds many elements, as lists.
-        group: A column, of the table of labels or of the rows. Sets of one group fall into the same
-            split.
-        task: "classification" or "regression". By default it follows from the labels.
-        encoder: "auto", or one of "statistics", "deep-sets", "slots", "attention".
-        seconds: The time for training.
-        epochs: The number of epochs of each candidate; by default it follows from the time.
-        validation: The share of sets that choose between candidates and stop the training.
-        test: The share of sets that are used for nothing but the numbers that are reported. If it
-            is 0, those of the validation sets are reported, which are too good.
-        scale: "standard" (mean and standard deviation) or "robust" (median and quartiles).
-        center: Columns to center in each set, such as the coordinates of point clouds. The model
-            then reads a set twice.
-        categories: Columns of whole numbers that are categories.
-        log: Columns of numbers to take the logarithm of.
-        times: "age" to read times relative to the last event of the set, which takes two passes
-            over a set, or "calendar" for the time of day and the weekday only.
-        balanced: Whether to weigh classes inversely to their frequency.
-        seed: Of the split, the weights and the training.
-        memory: The memory limit.
-        skip_errors: Whether to leave out bad rows, sets without labels and labels without sets.
+        options: What to learn, and how.
         resume: Whether to continue an interrupted training.
         restart: Whether to discard an interrupted training.
         overwrite: Whether to replace an existing model.
@@ -142,86 +110,98 @@ def train_sets(
 
     >>> import pyarrow as pa, pyarrow.parquet as pq, setfold, tempfile
     >>> rows = {"user": [i % 40 for i in range(400)], "x": [i * (i % 40 % 2) for i in range(400)]}
+    >>> options = setfold.TrainOptions(target="odd", set="user", encoder="statistics")
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     table = pa.table({**rows, "odd": [user % 2 == 1 for user in rows["user"]]})
     ...     pq.write_table(table, f"{folder}/rows.parquet")
-    ...     result = setfold.train_sets(
-    ...         f"{folder}/rows.parquet",
-    ...         f"{folder}/model.safetensors",
-    ...         set="user",
-    ...         target="odd",
-    ...         encoder="statistics",
-    ...     )
-    ...     target, found, _ = setfold.evaluate_sets(
-    ...         f"{folder}/model.safetensors", f"{folder}/rows.parquet", set="user"
-    ...     )
+    ...     model = f"{folder}/model.safetensors"
+    ...     result = setfold.train_sets(f"{folder}/rows.parquet", model, options)
+    ...     target, found, _ = setfold.evaluate_sets(model, f"{folder}/rows.parquet", set="user")
     >>> result.sets, target.labels
-    ((24, 8, 8), [False, True])
+    ((32, 32, 8), [False, True])
     """
     path = Path(out).absolute()
-    _check_options(encoder, scale, times, validation, test, seed)
     _check_out(path, overwrite)
     paths = [inputs] if isinstance(inputs, str | Path) else list(inputs)
-    source = Source(paths, set, explode=explode, skip=skip_errors)
-    kinds = source.kinds(features, {target, *([group] if group else [])})
-    robust, age = scale == "robust", times == "age"
-    fitter = ColumnFitter(kinds, robust=robust, categories=categories, log=log, age=age, seed=seed)
-    limit = parse_size(memory) - BASE_BYTES
-    settings = Settings(batch_rows=_batch_rows(limit), seed=seed, balanced=balanced)
-    request = {
-        "inputs": [
-            [found.name or str(found.path), *Stamp.of(found.path)] for found in source.inputs
-        ],
-        "labels": None if labels is None else [str(labels), *Stamp.of(Path(labels))],
-        "columns": [set, target, group, list(kinds), list(categories), list(log), list(center)],
-        "options": [explode, task, encoder, scale, times, validation, test, epochs, skip_errors],
-        "settings": settings.described(),
-    }
+    source = Source(paths, options.set, explode=options.explode, skip=options.skip_errors)
+    kinds = source.kinds(options.features, {options.target, *filter(None, [options.group])})
+    fitter = _fitter(options, kinds)
+    limit = parse_size(options.memory) - BASE_BYTES
+    settings = Settings(batch_rows=_batch_rows(limit), seed=options.seed, balanced=options.balanced)
+    request = _request(source, options, list(kinds), settings)
     processes = Processes.current()
     with processes.together(), _work(processes, path, request, resume, restart) as work:
         note(f"reading {_shown(list(kinds))} from {len(source.inputs)} files")
-        known = _labels(source, labels, target, set, group)
-        if skip_errors:  # splits are of the sets that have rows
-            known = known.of(count_elements(source))
-        goal, splits = assign_splits(known, target, task, (validation, test), seed)
-        read = _read(source, fitter, list(kinds), known, goal, splits, work, limit // 4)
-        if source.unusable and features is None:
-            note(f"left out {_shown(source.unusable)}: not of a type that can be a feature")
-        _note_left_out(read.fitted, note)
-        training, choosing, testing = read.parts
-        note(
-            f"{len(training)} sets for training, {len(choosing)} for validation, {len(testing)} "
-            f"for the test; {read.elements} elements"
-        )
-        reported = testing if len(testing) else choosing
+        read = _read(source, fitter, options, list(kinds), work, limit // 4)
+        data, left_out = read.data, read.fitted.left_out
+        if options.features is None and source.unusable:
+            left_out = (
+                dict.fromkeys(source.unusable, "not of a type that can be a feature") | left_out
+            )
+        for why in dict.fromkeys(left_out.values()):
+            note(f"left out {_shown([n for n, own in left_out.items() if own == why])}: {why}")
+        note(describe_splits(data))
+        position = choose_position(options.position, read.fitted.columns)
+        names = choose_names(options.encoder, options.task, position)
+        if options.position is None and "places" in names:
+            note(f"{_shown(position)}: taken for positions, because of the names (--position)")
         found = search(
-            CANDIDATES if encoder == "auto" else [encoder],
-            read.fitted.columns,
-            goal,
-            training,
-            choosing,
-            reported,
+            names,
+            Design(read.fitted.columns, read.target, options.center, position),
+            data,
             settings,
-            center=center,
-            seconds=seconds,
-            epochs=epochs,
+            seconds=options.seconds,
+            epochs=options.epochs,
             folder=work,
             progress=progress,
         )
         if processes.first:
             save(found.best.model, path)
-    seen, _, unseen = found.statistics
-    return Result(
-        goal,
-        found,
-        fit_baselines(goal, seen, unseen, found.linear, seed),
-        read.fitted,
-        (len(training), len(choosing), len(testing)),
-        read.elements,
-        read.left_out,
-        source.skipped,
-        reported,
+    task = options.task or task_of(read.target)
+    return Result(task, read.target, found, data, read.fitted, read.left_out, source.skipped)
+
+
+def task_of(target: Target) -> str:
+    """Return the task that follows from a target."""
+    return "classification" if isinstance(target, Classes) else "regression"
+
+
+def describe_splits(data: Material) -> str:
+    """Say in one line which sets are for what."""
+    known, held, test = len(data.known), int((data.folds >= 0).sum()), len(data.test)
+    elements = int(data.known.lengths.sum() + data.test.lengths.sum())
+    if data.number > 1:
+        text = f"{known} sets for training and validation, in {data.number} folds"
+    else:
+        text = f"{known - held} sets for training, {held} for validation"
+    return f"{text}, {test} for the test; {elements:,} elements"
+
+
+def _fitter(options: TrainOptions, kinds: dict[str, pa.DataType]) -> ColumnFitter:
+    return ColumnFitter(
+        kinds,
+        robust=options.scale == "robust",
+        categories=options.categories,
+        log=options.log,
+        age=options.times == "age",
+        seed=options.seed,
     )
+
+
+def _request(
+    source: Source, options: TrainOptions, columns: list[str], settings: Settings
+) -> dict[str, Any]:
+    """Return what determines the result; a training that is resumed must have the same."""
+    chosen = asdict(options) | {"labels": None if options.labels is None else str(options.labels)}
+    del chosen["memory"], chosen["seconds"]  # what they determine is in the settings, or kept
+    files = [found.path for found in source.inputs]
+    files += [] if options.labels is None else [Path(options.labels)]
+    return {
+        "inputs": [[str(path), *Stamp.of(path)] for path in files],
+        "columns": columns,
+        "options": chosen,
+        "settings": settings.described(),
+    }
 
 
 @contextmanager
@@ -241,40 +221,44 @@ def _work(
 
 
 class _Read(NamedTuple):
-    """The sets for training, validation and test, and how their columns were read."""
+    """The sets, and how their labels and columns were read."""
 
+    target: Target
     fitted: Fitted
-    parts: tuple[SetDataset, SetDataset, SetDataset]
-    elements: int
+    data: Material
     left_out: int  # sets without labels or rows
 
 
 def _read(
     source: Source,
     fitter: ColumnFitter,
+    options: TrainOptions,
     columns: list[str],
-    labels: Labels,
-    target: Target,
-    splits: dict[str, int],
     folder: Path,
     memory: int,
 ) -> _Read:
-    """Fit the columns to the training sets, then read all sets."""
-    learned = {name for name, own in splits.items() if own == TRAINING}
+    """Read labels, fit the columns to the training sets, then read all sets."""
+    labels = _labels(source, options.labels, options.target, options.set, options.group)
+    if options.skip_errors:  # splits are of the sets that have rows
+        labels = labels.of(count_elements(source))
+    shares = options.validation, options.test
+    target, splits = assign_splits(
+        labels, options.target, options.task, shares, options.folds, options.seed
+    )
+    several = max(splits.values()) > 0  # each set is for training, in all folds but one
+    learned = {name for name, own in splits.items() if own == TRAINING or (several and own != TEST)}
     counts = count_elements(source, columns, learned, fitter.add, fitter.see_missing)
     fitted = fitter.finish()
     kept, left_out = match_labels(counts, labels, skip=source.skip)
-    kept.sort(key=lambda name: splits[name])
     targets = encode_targets(target, [labels.values[name] for name in kept])
     data = collect(
         source, fitted.columns, kept, counts, targets, folder=folder, memory=memory
     ).without_empty()
-    sizes = np.bincount([splits[name] for name in data.ids], minlength=3)
-    _check_sizes(target, data, sizes)
-    ends = np.cumsum([0, *sizes]).tolist()
-    training, choosing, testing = (data.part(*ends[i : i + 2]) for i in range(3))
-    left_out += len(kept) - len(data)
-    return _Read(fitted, (training, choosing, testing), len(data.elements), left_out)
+    own = np.array([splits[name] for name in data.ids])
+    known = np.flatnonzero(own != TEST)
+    material = Material(data.chosen(known), own[known], data.chosen(np.flatnonzero(own == TEST)))
+    _check_sizes(target, material)
+    return _Read(target, fitted, material, left_out + len(kept) - len(data))
 
 
 def evaluate_sets(
@@ -378,12 +362,6 @@ def _labels(
     return read_labels(labels, target, set, group, [found.name for found in source.inputs])
 
 
-def _note_left_out(fitted: Fitted, note: Callable[[str], None]) -> None:
-    for why in dict.fromkeys(fitted.left_out.values()):
-        alike = [name for name, reason in fitted.left_out.items() if reason == why]
-        note(f"left out {_shown(alike)}: {why}")
-
-
 def _check_out(path: Path, overwrite: bool) -> None:
     if path.suffix != ".safetensors":
         raise InputError(f"a model must go to a .safetensors file; got {path.name}. Rename it.")
@@ -391,31 +369,15 @@ def _check_out(path: Path, overwrite: bool) -> None:
         raise InputError(f"{path} exists. Choose another name, or replace it with --overwrite.")
 
 
-def _check_sizes(target: Target, data: SetDataset, sizes: np.ndarray) -> None:
+def _check_sizes(target: Target, data: Material) -> None:
     """Raise InputError if there is too little to learn from."""
-    learned = data.targets[: sizes[TRAINING]]
-    if len(learned) < 2 or not sizes[VALIDATION]:
-        raise InputError(f"{len(data)} sets are too few to be split. Add sets.")
-    if isinstance(target, Classes) and len(np.unique(learned)) < 2:
-        raise InputError(
-            "all sets for training have the same class, because the groups are so large. Pass "
-            "another --seed, or smaller groups."
-        )
-
-
-def _check_options(
-    encoder: str, scale: str, times: str, validation: float, test: float, seed: int
-) -> None:
-    if not 0 <= seed < 2**32:
-        raise InputError(f"seed must be from 0 to {2**32 - 1}; got {seed}.")
-    if encoder != "auto" and encoder not in CANDIDATES:
-        raise InputError(f"encoder must be one of auto, {', '.join(CANDIDATES)}; got {encoder!r}.")
-    if scale not in ("standard", "robust"):
-        raise InputError(f"scale must be 'standard' or 'robust'; got {scale!r}.")
-    if times not in ("age", "calendar"):
-        raise InputError(f"times must be 'age' or 'calendar'; got {times!r}.")
-    if not (validation > 0 and test >= 0 and validation + test < 1):
-        raise InputError(
-            "validation and test must be shares between 0 and 1, less than 1 together; got "
-            f"{validation} and {test}."
-        )
+    held = data.folds >= 0
+    if len(data.known) < 3 or not held.any() or (data.folds != 0).sum() < 2:
+        raise InputError(f"{len(data.known)} sets are too few to be split. Add sets.")
+    for fold in range(data.number):
+        learned = data.known.targets[data.folds != fold]
+        if isinstance(target, Classes) and len(np.unique(learned)) < 2:
+            raise InputError(
+                "all sets for training have the same class, because the groups are so large. Pass "
+                "another --seed, or smaller groups."
+            )

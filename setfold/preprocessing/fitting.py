@@ -296,6 +296,9 @@ def _fit_of(
 ) -> _Fit:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
+    if log and (category or not NumberColumn(name).fits(kind)):
+        what = "a category" if category else str(kind)
+        raise InputError(f"column {name!r} is {what}, so it has no logarithm. Omit it from --log.")
     if category or is_text(kind):
         if not CategoryColumn(name, ["a"]).fits(kind):
             raise InputError(f"column {name!r} is {kind}; a category must be text or an integer.")

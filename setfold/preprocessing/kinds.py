@@ -29,6 +29,7 @@ from setfold.preprocessing.columns import Column, as_numbers, as_text, is_text, 
 
 DAY = 86_400e6  # microseconds
 MONDAY = 4  # 1970-01-05 was the first Monday, 4 days after the origin of timestamps
+ROUNDING = 1e-6  # of numbers that were float32 in between
 MAX_EXACT = 2**24  # whole numbers up to this are exact in float32
 
 
@@ -95,6 +96,8 @@ class NumberColumn(Column):
         if self.missing and numbers[1]:
             return "missing"
         value = numbers[0] * self.scale + self.center
+        if abs(value) < ROUNDING * (abs(self.center) + self.scale):
+            value = 0.0
         return f"{math.copysign(math.expm1(abs(value)), value) if self.log else value:.4g}"
 
 

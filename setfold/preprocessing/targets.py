@@ -86,6 +86,24 @@ class Quantity(nn.Module):
 Target = Classes | Quantity
 
 
+class Prediction(nn.Module):
+    """A head that ends with a target, for results: probabilities instead of logits.
+
+    Args:
+        head: The head.
+        target: Its target.
+    """
+
+    def __init__(self, head: nn.Module, target: Target) -> None:
+        super().__init__()
+        self.head = head
+        self.target = target
+
+    def forward(self, readout: Tensor) -> Tensor:
+        found: Tensor = self.head(readout)
+        return found.softmax(-1) if isinstance(self.target, Classes) else found
+
+
 def target_of(model: nn.Module) -> Target | None:
     """Return what a model predicts; None if it was not trained for a target."""
     return next((module for module in model.modules() if isinstance(module, Target)), None)

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 import setfold
 from setfold import cli
 from setfold.learning.dataset import SetDataset
+from setfold.learning.labels import encode_targets, target_from
 from setfold.learning.objective import loss_for
 from setfold.learning.seeds import Draw, seed_for
 from setfold.learning.train import evaluate_sets, train_sets
@@ -32,8 +33,10 @@ def folder(tmp_path):
 
 def trained(folder, rows="rows.parquet", **options):
     settings = {"target": "wild", "set": "user", "labels": folder / "labels.csv", "epochs": 1}
-    settings |= {"encoder": "statistics"}
-    return train_sets(folder / rows, folder / "model.safetensors", **settings | options)
+    settings |= {"encoder": "statistics", "folds": 1}
+    how = {n: options.pop(n) for n in ("resume", "restart", "overwrite") if n in options}
+    chosen = setfold.TrainOptions(**settings | options)
+    return train_sets(folder / rows, folder / "model.safetensors", chosen, **how)
 
 
 def typed(*words):
@@ -96,7 +99,7 @@ def test_class_weights_do_not_depend_on_micro_batches(rows):
 def test_candidates_share_no_weights(folder):
     models = [trial.model for trial in trained(folder, encoder="auto").search.trials]
     tables = [columns_of(model)["kind"].vectors.weight for model in models]
-    assert len({table.data_ptr() for table in tables}) == len(tables) == 4
+    assert len({table.data_ptr() for table in tables}) == len(tables) == 5
 
 
 def test_groups_contain_whole_sets(folder):
@@ -248,3 +251,55 @@ def test_an_evaluation_leaves_no_file(folder):
     )
     assert len(data[0][0])
     assert sorted(folder.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("learned", "measured"),
+    [
+        ([0, 1], ["0", "1"]),
+        (["0", "1"], [0, 1]),
+        ([0, 1], [0.0, 1.0]),
+        ([False, True], ["false", "True"]),
+        ([False, True], [0, 1]),
+        (["1.0", "2.0"], [1, 2]),
+        ([0.5, 1.5], ["0.5", "1.5"]),
+    ],
+    ids=str,
+)
+def test_labels_match_in_whatever_type_a_file_keeps_them(learned, measured):
+    target = target_from("k", learned * 3, "classification")
+    assert encode_targets(target, measured).tolist() == [0, 1]
+
+
+def test_labels_that_would_be_ambiguous_do_not_match():
+    target = setfold.Classes("k", ["1", "01", "x"])
+    assert encode_targets(target, ["01", "1"]).tolist() == [1, 0]
+    with pytest.raises(setfold.InputError, match=r"not in the training sets: 1\.0\. Expected '1'"):
+        encode_targets(target, [1.0])
+
+
+def test_numbers_as_labels_may_become_text(folder):
+    _, labels = make_table()
+    digits = pa.array([int(w == "wild") for w in labels["wild"].to_pylist()])
+    pq.write_table(labels.set_column(1, "wild", digits), folder / "labels.parquet")
+    trained(folder, labels=folder / "labels.parquet")
+    texts = labels.set_column(1, "wild", digits.cast(pa.string()))
+    pq.write_table(texts, folder / "texts.parquet")
+    found = [
+        evaluate_sets(
+            folder / "model.safetensors", folder / "rows.parquet", set="user", labels=folder / name
+        )[1].targets
+        for name in ("labels.parquet", "texts.parquet")
+    ]
+    assert found[0].tolist() == found[1].tolist()
+
+
+@pytest.mark.parametrize(
+    "options", [{"log": ["kind"]}, {"log": ["n"], "categories": ["n"]}], ids=str
+)
+def test_only_numbers_have_a_logarithm(folder, options):
+    rows, _ = make_table()
+    rows = rows.append_column("n", pa.array(np.arange(len(rows)) % 3))
+    pq.write_table(rows, folder / "rows.parquet")
+    with pytest.raises(setfold.InputError, match="so it has no logarithm"):
+        trained(folder, **options)

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import setfold
 from setfold import cli
+from setfold.files.encodings import verify_encodings
 
 ROWS = pa.table({"user": [1, 2, 1], "x": [1.0, 2.0, 3.0], "y": [0.5, 0.0, -1.0]})
 
@@ -49,7 +50,15 @@ def test_the_head_is_applied_on_request(tmp_path, last):
         np.testing.assert_allclose(found[name], expected, rtol=1e-6)
     frame = setfold.encode_frame(encoder, ROWS, set="user", head=True)
     np.testing.assert_allclose(frame["encoding"].to_pylist(), expected, rtol=1e-6)
+    labels = {
+        "classes": ["ab"[place] for place in expected.argmax(1).tolist()],
+        "quantity": expected[:, 0].tolist(),
+    }
+    if last in labels:
+        for found in (np.load(tmp_path / "head.npz"), np.load(tmp_path / "read.npz"), frame):
+            assert np.array(found["prediction"]).tolist() == labels[last]
     frame = setfold.encode_frame(encoder, ROWS, set="user")
+    assert frame.column_names == ["user", "count", "encoding"]
     np.testing.assert_allclose(frame["encoding"].to_pylist(), means)
     assert isinstance(encoder.head, nn.Sequential)
 
@@ -61,5 +70,22 @@ def test_the_command_line(tmp_path):
     words += ["--out", tmp_path / "p.parquet"]
     result = CliRunner().invoke(cli.app, [str(word) for word in words], catch_exceptions=False)
     assert result.exit_code == 0
-    found = np.array(pq.read_table(tmp_path / "p.parquet")["encoding"].to_pylist())
+    table = pq.read_table(tmp_path / "p.parquet")
+    found = np.array(table["encoding"].to_pylist())
     np.testing.assert_allclose(found.sum(1), 1, rtol=1e-6)
+    assert table["prediction"].to_pylist() == ["ab"[place] for place in found.argmax(1)]
+    words[-1] = tmp_path / "p.csv"
+    result = CliRunner().invoke(cli.app, [str(word) for word in words], catch_exceptions=False)
+    lines = (tmp_path / "p.csv").read_text().splitlines()
+    assert lines[0] == '"set","count","prediction","probability_a","probability_b"'
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow", "npz"])
+@pytest.mark.parametrize("ids", ["user", "user,day"])
+def test_predictions_are_verified_and_described(tmp_path, suffix, ids):
+    path, out = tmp_path / "rows.parquet", tmp_path / f"out.{suffix}"
+    pq.write_table(ROWS.append_column("day", pa.array([1, 1, 2])), path)
+    features = "x,y"
+    encoder = model(LAST["classes"])
+    setfold.encode_sets(encoder, path, out, set=ids, features=features, head=True)
+    assert verify_encodings(out).sets == (2 if ids == "user" else 3)

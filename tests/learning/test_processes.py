@@ -192,9 +192,8 @@ def folder(tmp_path, monkeypatch):
 
 def train_here(folder, name, **options):
     with join_processes():
-        result = train.train_sets(
-            folder / "rows.parquet",
-            folder / name,
+        how = {n: options.pop(n) for n in ("resume", "restart", "overwrite") if n in options}
+        chosen = setfold.TrainOptions(
             target="wild",
             labels=folder / "labels.csv",
             set="user",
@@ -203,6 +202,7 @@ def train_here(folder, name, **options):
             epochs=3,
             **options,
         )
+        result = train.train_sets(folder / "rows.parquet", folder / name, chosen, **how)
     np.save(folder / f"{name}.{os.environ.get('RANK', 0)}.npy", result.search.best.found.scores)
 
 

@@ -128,3 +128,19 @@ def test_the_index_of_a_pandas_frame_is_no_feature():
     model = SetClassifier("statistics", set="user").fit(frame[frame.x > -9], by_set)
     assert model.columns_.names == ["x", "y", "kind"]
     assert model.predict(frame).shape == (60,)
+
+
+def test_columns_have_the_types_of_fit():
+    frame = pd.DataFrame({"user": [1, 1, 2, 3] * 3, "v": np.arange(12.0)})
+    model = SetClassifier("statistics", set="user", validation=0.5)
+    model.fit(frame, {1: "a", 2: "b", 3: "a"})
+    with pytest.raises(setfold.InputError, match=r"'v' is .*string; expected numbers, as in fit"):
+        model.predict(frame.astype({"v": str}))
+
+
+def test_positions_and_instances():
+    sets, labels = some_sets()
+    model = SetClassifier("places", position=["x0", "x1"], epochs=1, folds=1).fit(sets, labels)
+    assert model.encoder_ == "places"
+    model = SetClassifier("instances", epochs=1, folds=1).fit(sets, labels)
+    assert model.model_.has_weights

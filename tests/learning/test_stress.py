@@ -20,21 +20,21 @@ SMALL = 40  # further sets, of a thousand rows
 SCRIPT = """
 import json, sys
 from setfold.files.budget import peak_memory
-from setfold.learning.train import train_sets
+from setfold import TrainOptions, train_sets
 
 folder, encoder = sys.argv[1:]
-result = train_sets(
-    f"{folder}/rows.parquet",
-    f"{folder}/{encoder}.safetensors",
+options = TrainOptions(
     set="id",
     target="label",
     labels=f"{folder}/labels.csv",
     encoder=encoder,
     epochs=1,
     test=0.0,
+    folds=1,
     memory="1GB",
 )
-assert max(result.test.lengths) == 1000  # the large one is for training
+result = train_sets(f"{folder}/rows.parquet", f"{folder}/{encoder}.safetensors", options)
+assert max(result.data.reported.lengths) == 1000  # the large one is for training
 print(json.dumps({"peak": peak_memory(), "elements": result.elements, "sets": result.sets}))
 """
 

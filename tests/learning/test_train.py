@@ -16,12 +16,11 @@ import setfold
 from setfold import cli
 from setfold.core.persist import hold
 from setfold.learning import dataset, loop, train
-from setfold.learning.candidates import CANDIDATES
 from setfold.learning.encoding import encode, micro_batches
 from setfold.learning.labels import encode_targets, target_from
 from setfold.learning.metrics import Predictions, measure, standard_error
 from setfold.learning.sources import Source
-from setfold.learning.splits import TEST, TRAINING, VALIDATION, split
+from setfold.learning.splits import TEST, TRAINING, split
 from setfold.learning.train import train_sets
 from setfold.preprocessing.fitting import Fitted
 from tests.learning.data import make_table, write_tables
@@ -37,8 +36,11 @@ def folder(tmp_path):
 
 def trained(folder, **options):
     settings = {"target": "wild", "set": "user", "labels": folder / "labels.csv", "epochs": 2}
+    settings |= {"folds": 1}
     out = options.pop("out", folder / "model.safetensors")
-    return train_sets(folder / "rows.parquet", out, **settings | options)
+    how = {n: options.pop(n) for n in ("resume", "restart", "overwrite") if n in options}
+    chosen = setfold.TrainOptions(**settings | options)
+    return train_sets(folder / "rows.parquet", out, chosen, **how)
 
 
 # ---- splits ------------------------------------------------------------------------------------
@@ -46,15 +48,15 @@ def trained(folder, **options):
 
 def test_splits_have_their_shares_of_each_class():
     targets = np.repeat([0, 1, 2], [50, 30, 20])
-    found = split(None, targets, (0.2, 0.1), seed=0)
+    found = split(None, targets, (0.2, 0.1), 1, seed=0)
     for number, size in enumerate((50, 30, 20)):
         own = found[targets == number]
-        assert (own == VALIDATION).sum() == size // 5
+        assert (own == 0).sum() == size // 5
         assert (own == TEST).sum() == size // 10
 
 
 def test_a_class_with_one_set_is_for_training():
-    found = split(None, np.array([0] * 20 + [1]), (0.4, 0.4), seed=0)
+    found = split(None, np.array([0] * 20 + [1]), (0.4, 0.4), 1, seed=0)
     assert found[-1] == TRAINING
 
 
@@ -62,18 +64,19 @@ def test_a_class_with_one_set_is_for_training():
 @pytest.mark.parametrize("number", [2, 3, 4])
 def test_small_classes_are_in_every_split_that_they_suffice_for(shares, number):
     targets = np.array([0] * 50 + [1] * number)
-    found = split(None, targets, shares, seed=0)[50:].tolist()
-    wanted = [TRAINING, VALIDATION, TEST][: 3 if shares[1] else 2]
+    found = split(None, targets, shares, 1, seed=0)[50:].tolist()
+    wanted = [TRAINING, 0, TEST][: 3 if shares[1] else 2]
     assert {*wanted[:number]} <= {*found} <= {*wanted}
 
 
+@pytest.mark.parametrize("folds", [1, 3])
 @pytest.mark.parametrize("seed", range(5))
-def test_groups_are_not_split(seed):
+def test_groups_are_not_split(seed, folds):
     groups = [f"g{i % 6}" for i in range(60)]
-    found = split(groups, np.arange(60) % 2, (0.3, 0.2), seed)
+    found = split(groups, np.arange(60) % 2, (0.3, 0.2), folds, seed)
     for group in {*groups}:
         assert len({own for own, name in zip(found, groups, strict=True) if name == group}) == 1
-    assert {TRAINING, VALIDATION, TEST} == {*found.tolist()}
+    assert {TEST, *range(folds), *([TRAINING] if folds == 1 else [])} == {*found.tolist()}
 
 
 # ---- labels ------------------------------------------------------------------------------------
@@ -166,9 +169,9 @@ def test_one_set_per_file_by_name(tmp_path):
     result = train_sets(
         str(tmp_path / "*.npy"),
         tmp_path / "model.safetensors",
-        target="species",
-        labels=tmp_path / "labels.csv",
-        encoder="statistics",
+        setfold.TrainOptions(
+            target="species", labels=tmp_path / "labels.csv", encoder="statistics", folds=1
+        ),
     )
     assert result.target.labels == ["oak", "pine"]
     assert sum(result.sets) == 20
@@ -192,7 +195,7 @@ def test_rows_are_grouped_by_set(tmp_path, memory):
     for number, name in enumerate(ids):
         wanted = [row["x"] for row in rows.to_pylist() if row["user"] == name]
         np.testing.assert_allclose(data[number][0][:, 0], (np.array(wanted) - 1) / 2, rtol=1e-6)
-    part = data.part(1, 3)
+    part = data.chosen(np.array([1, 2]))
     assert part.ids == ["u3", "u12"]
     np.testing.assert_array_equal(part[1][0], data[2][0])
     assert part[1][1] == data[2][1] == 2
@@ -208,7 +211,7 @@ def test_columns_are_fitted_to_the_training_sets_alone(folder, monkeypatch):
         lambda self: Fitted(setfold.Columns([setfold.NumberColumn("x")]), {}),
     )
     result = trained(folder, encoder="statistics", features=["x"])
-    held = {*result.test.ids}
+    held = {*result.data.test.ids}
     assert held
     read = sum(len(values) for values in seen)
     users = rows["user"].to_pylist()
@@ -217,7 +220,7 @@ def test_columns_are_fitted_to_the_training_sets_alone(folder, monkeypatch):
 
 def test_large_sets_are_folded_with_the_same_gradients(folder):
     result = trained(folder, encoder="slots", features=["x", "y"])
-    model, data = result.search.best.model.train(), result.test
+    model, data = result.search.best.model.train(), result.data.test
     model.requires_grad_(True)
     found = []
     for rows in (1 << 20, 4):
@@ -234,18 +237,22 @@ def test_large_sets_are_folded_with_the_same_gradients(folder):
 # ---- training ----------------------------------------------------------------------------------
 
 
-def test_all_candidates_compete_and_the_report_says_so(folder):
+@pytest.mark.parametrize("folds", [1, 2])
+def test_all_candidates_compete_and_the_report_says_so(folder, folds):
     runner = CliRunner()
     words = ["train", folder / "rows.parquet", "--set", "user", "--labels", folder / "labels.csv"]
     words += ["--target", "wild", "--out", folder / "m.safetensors", "--epochs", 3]
+    words += ["--folds", folds]
     result = runner.invoke(cli.app, [str(word) for word in words], catch_exceptions=False)
     assert result.exit_code == 0
     facts = json.loads((folder / "m.json").read_text())
-    assert [row["name"] for row in facts["candidates"]] == list(CANDIDATES)
+    assert [row["name"] for row in facts["candidates"]] == [
+        *("statistics", "deep-sets", "slots", "attention", "places")
+    ]
     assert len(facts["baselines"]) == 3
     assert facts["verdict"] in result.stdout
     page = (folder / "m.html").read_text()
-    for heading in ("Candidates and baselines", "Confusion matrix", "Calibration", "influential"):
+    for heading in ("Candidates and baselines", "confusion matrix", "calibration", "influential"):
         assert heading in page
     assert "http" not in page.replace("http://www.w3.org", "").replace(
         "http://purl.org", ""
@@ -260,7 +267,7 @@ def test_all_candidates_compete_and_the_report_says_so(folder):
 def test_statistics_are_the_logistic_regression(folder):
     result = trained(folder)
     statistics = next(t for t in result.search.trials if t.name == "statistics")
-    logistic = result.baselines[0]
+    logistic = result.search.baselines[0]
     np.testing.assert_allclose(statistics.found.scores, logistic.found.scores, atol=1e-4)
 
 
@@ -302,10 +309,10 @@ def test_an_interrupted_training_ends_with_the_same_bits(folder, monkeypatch):
         patch.setattr(loop.Loop, "_step", step)
         with pytest.raises(KeyboardInterrupt):
             trained(folder, out=folder / "parts.safetensors", **options)
-    assert (folder / "parts.safetensors.work" / "slots.safetensors").exists()
+    assert (folder / "parts.safetensors.work" / "slots-0.safetensors").exists()
     with pytest.raises(setfold.InputError, match="--resume, or discard it with --restart"):
         trained(folder, out=folder / "parts.safetensors", **options)
-    with pytest.raises(setfold.InputError, match="had different settings"):
+    with pytest.raises(setfold.InputError, match=r"had different options, settings"):
         trained(folder, out=folder / "parts.safetensors", resume=True, **options, seed=1)
     trained(folder, out=folder / "parts.safetensors", resume=True, **options)
     mine, other = (
@@ -389,10 +396,13 @@ def test_several_files_are_one_table(tmp_path):
     result = train_sets(
         [folder / f"rows-{i}.parquet" for i in range(3)],
         tmp_path / "model.safetensors",
-        target="wild",
-        labels=folder / "labels.pq.parquet",
-        set="user",
-        group="group",
-        encoder="statistics",
+        setfold.TrainOptions(
+            target="wild",
+            labels=folder / "labels.pq.parquet",
+            set="user",
+            group="group",
+            encoder="statistics",
+            folds=1,
+        ),
     )
     assert sum(result.sets) == 60

@@ -6,7 +6,7 @@ if it is lost, it can be computed again. Engines keep no state between steps.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -171,10 +171,20 @@ class Task:
             raise _changed_error(shard)
 
     def _contents(self, shard: Shard) -> Iterator[Rows | StateTable]:
-        path, partition, _ = shard.input
         if shard.holds_states:
-            yield from read_states(path)
+            yield from read_states(shard.input.path)
             return
+        for _, rows in self.read(shard):
+            yield rows
+
+    def read(self, shard: Shard, more: Sequence[str] = ()) -> Iterator[tuple[pa.RecordBatch, Rows]]:
+        """Yield the rows of a shard, as they are stored and as elements.
+
+        Args:
+            shard: A shard of rows.
+            more: Columns that the batches have in addition to those that the elements need.
+        """
+        path, partition, _ = shard.input
         first, (dtype, _) = shard.start, self.dtypes
         numbers = self.columns.numbers(self.parser)
         with open_reader(path, self.columns.texts(self.parser), numbers) as reader:
@@ -182,7 +192,8 @@ class Task:
             if not valid.holds(reader.schema, partition):
                 names = self.columns.needed(reader.schema, partition, path, self.parser)
                 valid = self._valid[0] = Validated(reader.schema, frozenset(partition), names)
-            for batch in reader.read(valid.names, shard.start, shard.stop, rows=self.batch_rows):
+            names = [*dict.fromkeys([*valid.names, *more])]
+            for batch in reader.read(names, shard.start, shard.stop, rows=self.batch_rows):
                 unread = reader.take_bad_rows()  # just before the batch
                 first += len(unread)
                 rows = rows_of(
@@ -197,7 +208,7 @@ class Task:
                 )
                 reasons = reader.take_reasons()
                 bad = (BadRow(row, reasons.get(row, reason)) for row, reason in rows.bad)
-                yield replace(rows, bad=(*unread, *bad), read=rows.read + len(unread))
+                yield batch, replace(rows, bad=(*unread, *bad), read=rows.read + len(unread))
                 first += batch.num_rows
 
     def step(self, batch: Batch, shard: Shard) -> Step:
@@ -217,7 +228,7 @@ class Task:
         skipped = [Skipped(path, bad.row, bad.reason) for bad in rows.bad]
         if skipped and not self.skip:
             raise self.bad_row_error(skipped[0])
-        elements, sets = rows.elements, self._set_ids(rows, shard.input.name)
+        elements, sets = rows.elements, self.set_ids(rows, shard.input.name)
         empty = self._empty_sets(rows, shard.input.name)
         try:
             tables = self._absorb(sets, elements)
@@ -241,7 +252,7 @@ class Task:
             "bad rows with --on-error skip --restart."
         )
 
-    def _set_ids(self, rows: Rows, name: str) -> pa.Array:
+    def set_ids(self, rows: Rows, name: str) -> pa.Array:
         """Return the set id of each element: from the file, or the name of the file."""
         if rows.sets is not None:
             return self._qualify(rows.sets, name)
@@ -264,7 +275,7 @@ class Task:
     def _absorb(self, sets: pa.Array, elements: np.ndarray) -> tuple[Table, ...]:
         if not len(elements):
             return ()
-        return (absorbed(self.encoder, sets, self._to_tensor(elements)),)
+        return (absorbed(self.encoder, sets, self.to_tensor(elements)),)
 
     def _absorb_or_mark(
         self, rows: Rows, sets: pa.Array, elements: np.ndarray, path: str
@@ -273,7 +284,7 @@ class Task:
         try:
             return self._absorb(sets, elements)
         except NonFiniteError as error:
-            table = absorb_or_mark(self.encoder, sets, self._to_tensor(elements))
+            table = absorb_or_mark(self.encoder, sets, self.to_tensor(elements))
             marks = find_marks(table)
             if not self.skip and marks.any():
                 first, last = rows.numbers[[0, -1]]
@@ -292,7 +303,7 @@ class Task:
                 "rows alone. A model must treat each row on its own."
             ) from error
 
-    def _to_tensor(self, elements: np.ndarray) -> Tensor:
+    def to_tensor(self, elements: np.ndarray) -> Tensor:
         """Return elements as a tensor with the dtype and on the device of the encoder."""
         if not elements.flags.writeable:  # Arrow owns it, and torch does not support read-only
             elements = elements.copy()
@@ -302,7 +313,7 @@ class Task:
         """Return the rows that the encoder cannot absorb, and why."""
         wrong = rows.find_non_finite()
         finite = ~np.isin(rows.numbers, list(wrong))
-        numbers, elements = rows.numbers[finite], self._to_tensor(rows.elements[finite])
+        numbers, elements = rows.numbers[finite], self.to_tensor(rows.elements[finite])
         for place, reason in find_unusable(self.encoder, elements).items():
             wrong.setdefault(int(numbers[place]), reason)
         return wrong

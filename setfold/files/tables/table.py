@@ -14,6 +14,7 @@ An engine that runs the first step on many machines (Ray, Spark, Dask, a loop) n
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -54,6 +55,7 @@ from setfold.files.tables.sparse import (
 from setfold.files.tables.stage import Stage
 from setfold.files.tables.stream import reading
 from setfold.native.tables import encode_ids
+from setfold.preprocessing.targets import Classes, Prediction, Target
 
 SLICE_BYTES = 1 << 24  # elements to absorb at once
 READ_BYTES = 1 << 24  # states or encodings to write at once
@@ -384,7 +386,11 @@ def check_mergeable(first: SetState, other: SetState) -> None:
 
 @torch.no_grad()
 def read_out(encoder: StreamingSetEncoder, table: StateTable) -> Iterator[pa.Table]:
-    """(set, count, encoding) of all sets, some at a time; the shape of an encoding is metadata."""
+    """(set, count, encoding) of all sets, some at a time; the shape of an encoding is metadata.
+
+    If the encoder predicts a target, the column `prediction` is before the encoding.
+    """
+    target = predicted_target(encoder)
     one = encoder.readout(encoder.initial_state(1)).nbytes
     # The output of a layer in the head is as wide as its weights.
     widest = max((max(part.shape) for part in encoder.parameters() if part.dim()), default=1)
@@ -397,10 +403,33 @@ def read_out(encoder: StreamingSetEncoder, table: StateTable) -> Iterator[pa.Tab
         columns = {
             "set": table.sets.slice(start, size),
             "count": table.count[start : start + size].numpy(),
-            "encoding": as_lists(encoding),
         }
-        header = make_header("encodings", shape=list(encoding.shape[1:]))
-        yield pa.table(columns, metadata={HEADER: header})
+        header: dict[str, Any] = {"shape": list(encoding.shape[1:])}
+        if target is not None:
+            columns["prediction"] = predict_labels(target, encoding)
+            header["target"] = target.name
+            header["classes"] = target.labels if isinstance(target, Classes) else None
+        columns["encoding"] = as_lists(encoding)
+        yield pa.table(columns, metadata={HEADER: make_header("encodings", **header)})
+
+
+def predict_labels(target: Target, encoding: Tensor) -> pa.Array:
+    """Return the most probable label of each set, or the quantity.
+
+    >>> predict_labels(Classes("kind", ["a", "b"]), torch.tensor([[0.1, 0.9]])).to_pylist()
+    ['b']
+    """
+    if isinstance(target, Classes):
+        kind = pa.large_string() if isinstance(target.labels[0], str) else None
+        return pa.array(target.labels, kind).take(pa.array(encoding.argmax(1).numpy()))
+    return pa.array(encoding[:, 0].numpy())
+
+
+def predicted_target(encoder: StreamingSetEncoder) -> Target | None:
+    """Return what the readouts of an encoder predict; None if it is not a target."""
+    model = encoder.model if isinstance(encoder, Stage) and encoder.is_last else encoder
+    head = getattr(model, "head", None)
+    return head.target if isinstance(head, Prediction) else None
 
 
 def _read_few(encoder: StreamingSetEncoder, table: StateTable, start: int, size: int) -> Tensor:

@@ -1,0 +1,271 @@
+"""The weights of elements in files: a heat map of a slide, or which events a prediction is about.
+
+The files are read twice. The first pass folds each set, and writes the states to a file next to the
+output. The second pass reads the rows again, and writes the weights of each, given the state of its
+set. So memory depends neither on the size of a set nor on the number of sets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Unpack
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor, nn
+
+from setfold.core.arguments import checked
+from setfold.core.persist import replace_durably
+from setfold.errors import InputError
+from setfold.files.columns import ColumnSpec
+from setfold.files.engines.task import Shard, Task
+from setfold.files.execute import Job, execute
+from setfold.files.ids import unpack
+from setfold.files.inputs import open_reader
+from setfold.files.outputs import ArrowSink, check_target
+from setfold.files.passes import find_places
+from setfold.files.request import (
+    InputNames,
+    ReadOptions,
+    build_plan,
+    check_unchanged,
+    describe_request,
+    dtype_of,
+    make_columns,
+    prepare_encoder,
+    resolve_stamps,
+    select_engine,
+    with_defaults,
+)
+from setfold.files.rows import Rows
+from setfold.files.run import Output
+from setfold.files.states import Provenance
+from setfold.files.tables.arrow import combined
+from setfold.files.tables.table import StateTable
+from setfold.preprocessing.columns import is_list
+
+STATE_BYTES = 1 << 24  # of states that are expanded at once, one for each row
+ROW, WEIGHT = "row", "weight"
+SUFFIXES = (".parquet", ".pq", ".arrow", ".feather", ".ipc", ".csv")
+
+
+@dataclass(frozen=True)
+class WeightSummary:
+    """What was written.
+
+    Args:
+        elements: The number of elements.
+        sets: The number of sets.
+        vectors: The number of weights of each element.
+    """
+
+    elements: int
+    sets: int
+    vectors: int
+
+
+@checked
+def weigh_sets(
+    model: nn.Module,
+    inputs: InputNames,
+    out: str | Path,
+    *,
+    set: str | Sequence[str] | None = None,
+    features: str | Sequence[str] | None = None,
+    explode: bool = False,
+    root: str | Path | None = None,
+    keep: Sequence[str] = (),
+    **options: Unpack[ReadOptions],
+) -> WeightSummary:
+    """Write the weight of each element in each vector of its set's encoding.
+
+    For attention, the weights of a vector sum to 1 over the elements of a set: they tell which
+    elements a prediction is about. For slots, the weights of an element sum to 1 over the slots.
+
+    The output has one row per element, in the order of the inputs: the set id, `row` (the number of
+    the row in its file), the columns to keep, and `weight`, or `weight_0`, `weight_1`, ... if the
+    encoding has several vectors.
+
+    Args:
+        model: A streaming set encoder that has weights, such as one that was trained with `task`
+            "multiple-instance". It is switched to evaluation mode.
+        inputs: Files, folders or glob patterns. They are read twice.
+        out: The output, a .parquet, .arrow or .csv file.
+        set: As for `encode_sets`.
+        features: As for `encode_sets`.
+        explode: As for `encode_sets`.
+        root: As for `encode_sets`.
+        keep: Columns to copy to the output, such as coordinates.
+        options: Options of the run, such as memory="4GB" or overwrite=True.
+
+    Raises:
+        InputError: The model has no weights, or a column is missing.
+
+    >>> import numpy as np, setfold, tempfile
+    >>> import pyarrow.parquet as pq
+    >>> encoder = setfold.GatedAttentionPool(dim_in=2, dim_hidden=4)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     np.save(f"{folder}/slide.npy", np.random.rand(100, 2).astype("f4"))
+    ...     _ = setfold.weigh_sets(encoder, f"{folder}/slide.npy", f"{folder}/heat.parquet")
+    ...     heat = pq.read_table(f"{folder}/heat.parquet")
+    >>> heat.column_names, round(sum(heat["weight"].to_pylist()), 3)
+    (['set', 'row', 'weight'], 1.0)
+    """
+    settings, encoder = with_defaults(options, ReadOptions), prepare_encoder(model)
+    if not encoder.has_weights:
+        raise InputError(
+            f"{type(encoder).__name__} has no weights: it treats all elements alike. Use a model "
+            "with attention, slots or places."
+        )
+    if settings["skip_errors"]:
+        raise InputError("weights are for all rows; correct bad rows, or omit --on-error skip.")
+    path = Path(out).resolve()
+    _check_out(path, settings["overwrite"])
+    states = path.with_name(f".{path.name}.states.arrow")
+    columns = make_columns(set, features, explode, root)
+    stamps: dict[str, list[int]] = {}
+
+    def prepare(without: Collection[Path]) -> Job:
+        plan = build_plan(encoder, inputs, columns, settings, without=without)
+        _check_inputs(plan.shards, path, keep)
+        stamps.update(check_unchanged(stamps, resolve_stamps(plan.inputs)))
+        provenance = Provenance(None, stamps, plan.task.columns, dtype_of(encoder))
+        return Job(plan, [Output(states, ArrowSink, True, provenance.metadata())])
+
+    request = describe_request("weights", inputs, out, columns=columns.describe())
+    execute(request, [states], prepare, select_engine(settings), {**settings, "overwrite": True})
+    plan = build_plan(encoder, inputs, columns, settings, without=[states])
+    check_unchanged(stamps, resolve_stamps(plan.inputs))
+    found = _SecondPass(plan.task, states, keep).write(plan.shards, path)
+    states.unlink()
+    return found
+
+
+class _SecondPass:
+    """Reads the rows again, and writes their weights.
+
+    Args:
+        task: How rows are read.
+        states: The states of all sets.
+        keep: Columns to copy.
+    """
+
+    def __init__(self, task: Task, states: Path, keep: Sequence[str]) -> None:
+        self.task, self.encoder, self.keep = task, task.encoder, list(keep)
+        self.states = pa.ipc.open_file(pa.memory_map(str(states))).read_all()
+        self.elements = self.vectors = 0
+
+    @cached_property
+    def ids(self) -> pa.Array:
+        """The ids of all sets, sorted."""
+        return combined(self.states["set"])
+
+    @torch.no_grad()
+    def write(self, shards: Sequence[Shard], path: Path) -> WeightSummary:
+        """Write the weights of all rows."""
+        part, writer = path.with_name(f".{path.name}.part"), None
+        try:
+            for shard in shards:
+                for batch, rows in self.task.read(shard, self.keep):
+                    if not len(rows.elements):
+                        continue
+                    table = self._table(batch, rows, shard)
+                    writer = writer or _open_writer(part, path.suffix, table.schema)
+                    writer.write_table(table)
+                    self.elements += len(table)
+            if writer is None:
+                raise InputError("there are no elements, so there is nothing to write.")
+        finally:
+            if writer is not None:
+                writer.close()
+        replace_durably(part, path)
+        return WeightSummary(self.elements, len(self.states), self.vectors)
+
+    def _table(self, batch: pa.RecordBatch, rows: Rows, shard: Shard) -> pa.Table:
+        sets = self.task.set_ids(rows, shard.input.name)
+        weights = self._weights(sets, self.task.to_tensor(rows.elements))
+        self.vectors = weights.shape[1]
+        columns = _id_columns(sets, self.task.columns)
+        columns[ROW] = pa.array(rows.numbers)
+        kept = rows.kept if rows.kept is not None else np.arange(len(rows.elements))
+        for name in self.keep:
+            if name in (*columns, WEIGHT):
+                raise InputError(f"the output has a column {name!r} already. Omit it from --keep.")
+            columns[name] = _kept(batch.column(name), kept, self.task.columns.explode)
+        for place, own in enumerate(weights.T.contiguous().cpu().numpy()):
+            columns[WEIGHT if len(weights.T) == 1 else f"{WEIGHT}_{place}"] = pa.array(own)
+        return pa.table(columns)
+
+    def _weights(self, sets: pa.Array, elements: Tensor) -> Tensor:
+        """Return the weights (N, K) of some elements, given the set of each."""
+        encoded = sets if pa.types.is_dictionary(sets.type) else sets.dictionary_encode()
+        places = find_places(encoded.dictionary, self.ids)
+        chosen = self.states.take(pa.array(places))
+        state = StateTable.from_arrow(chosen).state.to(self.encoder.device)
+        if len(places) == 1:
+            return self.encoder.weights(state, elements.unsqueeze(0))[0]
+        index = torch.from_numpy(encoded.indices.to_numpy().astype(np.int64))
+        size = max(1, STATE_BYTES // max(self.encoder.state_nbytes, 1))
+        return torch.cat(
+            [
+                self.encoder.weights(state[own], some.unsqueeze(1))[:, 0]
+                for own, some in zip(index.split(size), elements.split(size), strict=True)
+            ]
+        )
+
+
+def _id_columns(sets: pa.Array, columns: ColumnSpec) -> dict[str, pa.Array]:
+    """Return the set ids as columns of the output."""
+    plain = sets.dictionary_decode() if pa.types.is_dictionary(sets.type) else sets
+    if not columns.id_fields:
+        return {"set": plain}
+    names, types = zip(*columns.id_fields, strict=True)
+    return dict(zip(names, unpack(plain, types), strict=True))
+
+
+def _kept(column: pa.Array, rows: np.ndarray, explode: bool) -> pa.Array:
+    """Return the values of a column for some elements, given the row of each."""
+    if not explode or not is_list(column.type):
+        return column.take(pa.array(rows))
+    starts = np.cumsum([0, *pc.list_value_length(column).fill_null(0).to_pylist()])
+    first = np.r_[True, rows[1:] != rows[:-1]]
+    within = np.arange(len(rows)) - np.maximum.accumulate(np.where(first, np.arange(len(rows)), 0))
+    places = starts[rows] + within
+    if (places >= starts[rows + 1]).any():
+        raise InputError("a list to keep is shorter than the lists of the features. Omit it.")
+    return column.flatten().take(pa.array(places))
+
+
+def _open_writer(path: Path, suffix: str, schema: pa.Schema) -> Any:
+    if suffix == ".csv":
+        return pacsv.CSVWriter(str(path), schema)
+    if suffix in (".parquet", ".pq"):
+        return pq.ParquetWriter(str(path), schema, compression="zstd")
+    return pa.ipc.new_file(str(path), schema)
+
+
+def _check_out(path: Path, overwrite: bool) -> None:
+    if path.suffix not in SUFFIXES:
+        raise InputError(f"weights must go to a .parquet, .arrow or .csv file; got {path.name}.")
+    check_target(path)
+    if path.exists() and not overwrite:
+        raise InputError(f"{path} exists. Choose another output, or replace it with --overwrite.")
+
+
+def _check_inputs(shards: Sequence[Shard], path: Path, keep: Sequence[str]) -> None:
+    """Raise InputError if the output is an input, or an input lacks a column to keep."""
+    for found in dict.fromkeys(shard.input.path for shard in shards):
+        if found.resolve() == path:
+            raise InputError(f"{path} is an input and would be replaced. Choose another output.")
+        with open_reader(found) as reader:
+            names = reader.schema.names
+        for name in keep:
+            if name not in names:
+                raise InputError(f"{found} has no column {name!r} to keep; it has {names}.")
