@@ -172,11 +172,17 @@ def _encoder_cases(plan: Plan) -> list[MemoryCase]:
     return whole + [MemoryCase(*fold) for fold in folds]
 
 
-def printed_by(module: str, *words: str) -> list[str]:
-    """Run a module of this benchmark in a new process and return its output lines."""
+def printed_by(module: str, *words: str, **settings: str) -> list[str]:
+    """Run a module of this benchmark in a new process and return its output lines.
+
+    Args:
+        module: the module.
+        words: its arguments.
+        settings: environment variables of the process.
+    """
     command = [sys.executable, "-W", "ignore", "-m", module, *words]
     root = Path(__file__).resolve().parent.parent
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **settings}
     done = subprocess.run(
         command, cwd=root, env=environment, capture_output=True, text=True, check=False
     )

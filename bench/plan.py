@@ -54,6 +54,7 @@ class Plan:
         short_sets: number of sets in the ragged update.
         small_updates: number of updates in a chain of small updates.
         file_rows: number of elements in the files.
+        file_small_sets: number of small sets in files, of about ten elements each.
         file_rounds: number of rounds for the files.
     """
 
@@ -84,6 +85,7 @@ class Plan:
     short_sets: int = 10_000
     small_updates: int = 600
     file_rows: int = 4_000_000
+    file_small_sets: int = 100_000
     file_rounds: int = 3
 
     @property
@@ -100,7 +102,7 @@ class Plan:
 
 FULL = Plan()
 QUICK = Plan(
-    lengths=(100, 6_000),
+    lengths=(100, 1_000),
     attention_lengths=(1, 100, 1_000),
     extreme_length=500,
     roofline_bytes=256_000,
@@ -114,8 +116,8 @@ QUICK = Plan(
     memory_lengths=(10_000,),
     peer_memory_limit=10_000,
     encoder_memory_lengths=(100,),
-    fold_lengths=(20_000,),
-    gradient_lengths=(2_000, 20_000),
+    fold_lengths=(11_000,),
+    gradient_lengths=(20_000,),
     gradient_limit=20_000,
     gradient_judged=(20_000,),
     gradient_rounds=(1, 1),
@@ -127,6 +129,7 @@ QUICK = Plan(
     short_sets=200,
     small_updates=60,
     file_rows=4_000,
+    file_small_sets=100,
     file_rounds=1,
 )
 
@@ -181,7 +184,10 @@ class Bounds:
     exact_on_features: float = 1.6
     exact_alone: float = 1.0
     process_megabytes: float = 1_000.0
-    files_speed: float = 0.6
+    files_speed: float = 0.55  # of reading alone
+    files_speed_v4: float = 0.6  # with AVX-512
+    files_cores: float = 1.8
+    files_small_sets: float = 3.0
     files_linear: float = 2.2
     files_flat: float = 1.1
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import reduce
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from setfold.core.inputs import Chunk
 from setfold.core.state import SetState
-from setfold.core.statistic import Fields, Statistics, find_non_finite, join, spread
+from setfold.core.statistic import Fields, Statistics, find_non_finite, identity, join, spread
 from setfold.errors import NonFiniteError
 from setfold.kernels.modes import needs_plain_formula
 from setfold.kernels.ragged import group_by_length
@@ -98,8 +99,46 @@ def _absorb_into(
         statistics = combine(fields, state.statistics, found)
         check_result(fields, statistics)
         return statistics
-    statistics, copied = state.statistics, False
-    for sets, found in arrivals(encoder, state, chunk, prepared):
+    arrived = arrivals(encoder, state, chunk, prepared)
+    return _combine_all(fields, state.statistics, arrived, combine)
+
+
+def absorb_new(
+    encoder: StreamingSetEncoder, begun: SetState, chunk: Chunk, sets: int, prepared: Any
+) -> Statistics:
+    """The statistics of new sets; raises like `absorb_into`, but joins nothing with empty states.
+
+    Args:
+        encoder: whose state it is.
+        begun: a state of no sets, which all share the slots.
+        chunk: ragged elements, validated, not empty.
+        sets: the number of sets.
+        prepared: from `encoder.prepare`.
+    """
+    fields = begun.fields
+    try:
+        arrived = _ragged(encoder, sets, (), chunk, prepared, False, encoder.absorb)
+        first, found = next(arrived)
+        whole = all(part.dtype == torch.float64 for parts in found.values() for part in parts)
+        if first is None and whole:
+            check_result(fields, found)
+            return _combine_all(fields, found, arrived, join)
+        empty = identity(fields, sets, chunk.elements.device)
+        return _combine_all(fields, empty, chain([(first, found)], arrived), join)
+    except NonFiniteError:
+        raise_non_finite(chunk)
+        raise
+
+
+def _combine_all(
+    fields: Fields,
+    statistics: Statistics,
+    arrived: Iterable[tuple[Tensor | None, Statistics]],
+    combine: Callable[[Fields, Statistics, Statistics], Statistics],
+) -> Statistics:
+    """Statistics, which are not changed, combined with what arrives."""
+    copied = False
+    for sets, found in arrived:
         if sets is None:
             statistics = combine(fields, statistics, found)
             check_result(fields, statistics)
@@ -128,7 +167,8 @@ def arrivals(
     """What a chunk that cannot be absorbed in one piece adds to its sets; see `absorb_dense`."""
     if state.has_own_slots:
         return _set_by_set(encoder, state, chunk, split)
-    return _ragged(encoder, state, chunk, prepared, split, absorb or encoder.absorb)
+    absorb, sets = absorb or encoder.absorb, state.batch_size
+    return _ragged(encoder, sets, state.context, chunk, prepared, split, absorb)
 
 
 def absorb_dense(
@@ -189,7 +229,8 @@ def _set_by_set(
 
 def _ragged(
     encoder: StreamingSetEncoder,
-    state: SetState,
+    batch_size: int,
+    context: tuple[Tensor, ...],
     chunk: Chunk,
     prepared: Any,
     split: bool,
@@ -197,7 +238,7 @@ def _ragged(
 ) -> Arrivals:
     """What a ragged chunk adds to its sets."""
     assert chunk.index is not None
-    elements, context = chunk.elements, state.context
+    elements = chunk.elements
     if encoder.has_features and not context:  # each row on its own, so before they are sorted
         whole = torch.is_grad_enabled() and not split
         step = elements.shape[0] if whole else FEATURE_ROWS
@@ -205,11 +246,11 @@ def _ragged(
         elements = torch.cat([encoder.featurize(p, None, ()) for p in pieces], 1).squeeze(0)
     plain = elements.device.type == "cpu" and elements.dtype in (torch.float32, torch.float64)
     if plain and not (context or torch.is_grad_enabled() or needs_plain_formula()):
-        at_once = absorb_ragged(encoder, elements, chunk.index, state.batch_size, prepared)
+        at_once = absorb_ragged(encoder, elements, chunk.index, batch_size, prepared)
         if at_once is not None:
             yield from at_once
             return
-    for sets, rows, mask in group_by_length(chunk.index, state.batch_size):
+    for sets, rows, mask in group_by_length(chunk.index, batch_size):
         some = elements[rows]  # (b, length, d)
         if mask is not None:  # the padding is rows of other sets
             some = some.masked_fill(~spread(mask, some), 0)

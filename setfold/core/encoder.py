@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from setfold.core.absorb import absorb_into, absorb_whole, check_elements
+from setfold.core.absorb import absorb_into, absorb_new, absorb_whole, check_elements
 from setfold.core.begin import (
     begin,
     current_weights_of,
@@ -139,6 +139,28 @@ class StreamingSetEncoder(Primitives):
             if updated is not None:
                 return updated
         return self._combine(state, Chunk(elements, mask, index), join, torch.add)
+
+    def fold_rows(self, elements: Tensor, index: Tensor, batch_size: int) -> SetState:
+        """The state of new sets: `initial_state` and `update` in one call, without empty states.
+
+        Args:
+            elements: (N, d), the rows of all sets.
+            index: (N,), the set of each row, in any order.
+            batch_size: the number of sets.
+
+        Raises:
+            InputError: shapes, dtypes, devices or the index do not fit.
+            NonFiniteError: an element is NaN or infinite.
+        """
+        begun = self.initial_state(0)
+        chunk = Chunk(elements, None, index)
+        chunk = chunk.validate(batch_size, self.dim_in, begun.device, begun.weights.dtype).owned()
+        if chunk.is_empty():
+            return self.initial_state(batch_size)
+        check_elements(self, chunk, begun.frame)
+        found = absorb_new(self, begun, chunk, batch_size, self.prepared_for(begun))
+        assert chunk.index is not None
+        return begun.with_statistics(found, torch.bincount(chunk.index, minlength=batch_size))
 
     def remove(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -252,6 +252,25 @@ class ColumnSpec:
         if name in schema.names:
             return _id_type(name, schema.field(name).type)
         return pa.large_string()
+
+
+class Validated(NamedTuple):
+    """The columns of a file that was validated: most others have the same.
+
+    Args:
+        schema: The columns of the file; None before the first one.
+        keys: The keys of the key=value folders in its path.
+        names: The columns that must be read.
+    """
+
+    schema: pa.Schema | None = None
+    keys: frozenset[str] = frozenset()
+    names: Sequence[str] = ()
+
+    def holds(self, schema: pa.Schema, partition: Mapping[str, str]) -> bool:
+        """Whether another file has the same columns."""
+        same = self.schema is not None and self.schema.equals(schema)
+        return same and self.keys == partition.keys()
 
 
 def stored_type(set_type: pa.DataType) -> pa.DataType:

@@ -152,6 +152,8 @@ def _check_contents(job: Job) -> None:
 
 def _check_inputs_are_kept(plan: Plan, paths: Sequence[Path], in_place: bool) -> None:
     """Raise InputError if an output would replace an input, except a state file that is updated."""
+    if not any(path.exists() for path in paths):
+        return
     rows = {shard.input.path.resolve() for shard in plan.shards if not shard.holds_states}
     named = {*plan.inputs, *(entry.file for entry in plan.skipped if entry.file)}
     inputs = {Path(name).resolve() for name in named} | {p.resolve() for p in plan.left_out}
@@ -171,8 +173,9 @@ def _with_results(job: Job, command: str, in_place: bool) -> Job:
     """
     signature = job.plan.signature()
     outputs = [output._replace(path=output.path.resolve()) for output in job.outputs]
-    replaced = outputs[0].path if in_place else None
-    inputs = [entry for entry in signature["inputs"] if Path(entry[0]).resolve() != replaced]
+    inputs = signature["inputs"]
+    if in_place:
+        inputs = [entry for entry in inputs if Path(entry[0]).resolve() != outputs[0].path]
     for number, output in enumerate(outputs):
         what = [command, output.holds_states, signature | {"inputs": inputs}]
         outputs[number] = output._replace(digest=digest_of({}, json.dumps(what)))

@@ -17,7 +17,7 @@ from setfold.core.persist import digest_of
 from setfold.core.weights import weights_of
 from setfold.errors import FileError, InputError, SetfoldError
 from setfold.files.budget import Budget, format_size, split_memory
-from setfold.files.columns import ColumnSpec, parsed_by
+from setfold.files.columns import ColumnSpec, Validated, parsed_by
 from setfold.files.engines.task import Shard, Skipped, Stamp, Task
 from setfold.files.features import Feature
 from setfold.files.inputs import Input, absolute, find_inputs, open_reader
@@ -110,7 +110,7 @@ def make_plan(
         scan.add_states(path)
     left_out = []
     for found in find_inputs(names, columns.root, columns.set_names) if names else ():
-        if found.path.resolve() in without:
+        if without and found.path.resolve() in without:
             left_out.append(found.path)
         else:
             scan.add_rows(found)
@@ -156,6 +156,7 @@ class _InputScan:
         self.encoder, self.columns, self.skip, self.memory = encoder, columns, skip, memory
         self.parser = columns_of(encoder)
         self.width = encoder.dim_in if self.parser is None else self.parser.width
+        self.valid = Validated()
         self.shards: list[Shard] = []
         self.inputs: dict[str, Stamp] = {}
         self.skipped: list[Skipped] = []
@@ -200,6 +201,27 @@ class _InputScan:
         path, partition, _ = found
         if reader.num_rows == 0 and not reader.schema.names:
             return  # JSON lines have columns only if there is a line
+        if not self.valid.holds(reader.schema, partition):
+            self._validate(reader, found)
+        names = self.valid.names
+        self._check_blocks(reader.block_bytes(names), path)
+        reader.check(names)
+        if not self.is_sampled:
+            with suppress(FileError):  # raised or listed when the rows are read
+                self._sample(reader, names, found)
+        if self.columns.features is None or self.columns.excluded:
+            # The first file determines the features; later files may have them in another order.
+            chosen = self.columns.chosen(reader.schema)
+            self.columns = replace(self.columns, features=chosen, excluded=())
+        self.num_columns = max(self.num_columns, len(names))
+        total = reader.num_rows
+        for start, stop in reader.cuts(SHARD_ROWS):
+            share = 1.0 if stop is None or not total else (stop - start) / total
+            yield Shard(found, stamp, start, stop, share)
+
+    def _validate(self, reader: Reader, found: Input) -> None:
+        """Validate the columns of a file, and note which are read."""
+        path, partition, _ = found
         if self.columns.features is None and self._is_scan(reader.schema):
             self.columns = replace(self.columns, features=POSITION, excluded=())
         names = self.columns.needed(reader.schema, partition, path, self.parser)
@@ -208,19 +230,7 @@ class _InputScan:
             self.width = self.columns.width(reader.schema)
         if self.width is not None and self.parser is None:
             self.columns.check_width(reader.schema, self.width, path)
-        self._check_blocks(reader.block_bytes(names), path)
-        reader.check(names)
-        if not self.is_sampled:
-            with suppress(FileError):  # raised or listed when the rows are read
-                self._sample(reader, names, found)
-        # The first file determines the features; later files may have them in another order.
-        chosen = self.columns.chosen(reader.schema)
-        self.columns = replace(self.columns, features=chosen, excluded=())
-        self.num_columns = max(self.num_columns, len(names))
-        total = reader.num_rows
-        for start, stop in reader.cuts(SHARD_ROWS):
-            share = 1.0 if stop is None or not total else (stop - start) / total
-            yield Shard(found, stamp, start, stop, share)
+        self.valid = Validated(reader.schema, frozenset(partition), names)
 
     def _check_blocks(self, block: int, path: Path) -> None:
         """Raise FileError if the rows that must be read together do not fit in memory."""

@@ -14,6 +14,7 @@ from setfold.files.columns import ColumnSpec
 from setfold.files.features import Feature
 from setfold.files.ids import TEXT, pack
 from setfold.files.readers.reader import BadRow
+from setfold.native.tables import Room, stack_columns
 from setfold.preprocessing.columns import Columns, decoded, is_list
 
 BLOCK_ROWS = 8192  # rows that are copied at a time; more would not fit into the CPU cache
@@ -71,6 +72,7 @@ def rows_of(
     width: int | None,
     partition: Mapping[str, str],
     parser: Columns | None = None,
+    room: Room | None = None,
 ) -> Rows:
     """Extract the elements of a batch, and find its bad rows.
 
@@ -83,6 +85,7 @@ def rows_of(
         width: The number of features of an element; None to use the width of the first row.
         partition: The key=value folders in the path of the file.
         parser: The columns of the model, if it parses them itself.
+        room: Where elements may be stored; None for new memory.
 
     >>> batch = pa.record_batch({"event": [7, 7, 8], "x": [1.0, None, 3.0], "y": [4, 5, 6]})
     >>> rows = rows_of(
@@ -107,7 +110,7 @@ def rows_of(
         draft.drop_nulls()
     if parser is None:
         draft.drop_other_widths(width)
-        elements = _matrix(draft.arrays, features, dtype)
+        elements = _matrix(draft.arrays, features, dtype, room or Room())
     else:
         with np.errstate(over="ignore"):  # overflows become infinite, and are found later
             elements = parser.read(dict(zip(draft.names, draft.arrays, strict=True))).astype(dtype)
@@ -245,11 +248,17 @@ def _owners(array: pa.Array) -> np.ndarray:
     return np.repeat(np.arange(len(array)), _lengths(array))
 
 
-def _matrix(arrays: Sequence[pa.Array], features: Sequence[Feature], dtype: np.dtype) -> np.ndarray:
+def _matrix(
+    arrays: Sequence[pa.Array], features: Sequence[Feature], dtype: np.dtype, room: Room
+) -> np.ndarray:
     """Stack columns, with offsets and factors. A single column is not copied if possible."""
     blocks = [_block(array) for array in arrays]
     if len(blocks) == 1 and blocks[0].dtype == dtype and features[0] == Feature(features[0].name):
         return np.ascontiguousarray(blocks[0] if blocks[0].ndim == 2 else blocks[0][:, None])
+    if dtype == np.float32 and all(feature == Feature(feature.name) for feature in features):
+        stacked = stack_columns(blocks, room)
+        if stacked is not None:
+            return stacked
     ends = np.cumsum([block.shape[1] if block.ndim == 2 else 1 for block in blocks]).tolist()
     # A plain column is assigned to an index, not to a slice, which is twice as fast in NumPy.
     targets = [

@@ -6,6 +6,7 @@
     dispatch.py  the kernels as functions of tensors; None where plain torch must do
     placed.py    likewise, for attention by distance
     threads.py   parts of a large batch in several threads
+    tables.py    the kernels as functions of columns of tables; None where NumPy or Arrow must do
 
 `setfold.kernels` calls them and serves every other case.
 """

@@ -1,9 +1,9 @@
 """The compiled kernels as functions of tensors.
 
-This is the only place that decides whether a compiled kernel runs. Every function returns None if
-it cannot: without a library, for other dtypes, devices and layouts, and for shapes that do not fit
-together, which plain torch reports. The caller makes sure that no compiler, tracer or transform is
-active and that no graph is recorded.
+This and `tables.py` are the only places that decide whether a compiled kernel runs. Every function
+returns None if it cannot: without a library, for other dtypes, devices and layouts, and for shapes
+that do not fit together, which plain torch reports. The caller makes sure that no compiler, tracer
+or transform is active and that no graph is recorded.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from setfold.native.library import Kernels, choice
+from setfold.native.library import Kernels, check, choice
 from setfold.native.threads import concatenate, over_threads, total
 
 ATTENTIONS = {"sigmoid": 0, "softmax": 1, "exponential": 2}  # as in attention.h
-NO_MEMORY, NOT_FINITE, BAD_INDEX = 1, 2, 3  # likewise
+NOT_FINITE, BAD_INDEX = 2, 3  # likewise
 MAX_NUMBER = (1 << 31) - 1  # the kernel numbers blocks, and pairs of slot and channel, in 32 bits
 INTEGERS = (torch.int64, torch.int32)
 PLAIN = (Tensor, nn.Parameter)  # subclasses may do anything
@@ -337,13 +337,6 @@ def is_plain(tensor: Tensor) -> bool:
         and tensor.layout == torch.strided
         and not tensor.is_neg()
     )
-
-
-def check(result: int) -> None:
-    """Raise MemoryError if a kernel could not allocate its buffers."""
-    if result == NO_MEMORY:
-        raise MemoryError("a kernel of setfold could not allocate its buffers.")
-    assert result == 0
 
 
 def _join_softmax(

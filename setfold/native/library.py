@@ -37,7 +37,11 @@ SIGNATURES: dict[str, list[Any]] = {  # as in the sources
     "ragged_sums": [_POINTER, _POINTER, *[_INTEGER] * 3, *_SCORES, _POINTER],
     "placed_sums": [_POINTER, _POINTER, _CHOICE, _POINTER],
     "placed_extrema": [_POINTER, _POINTER, _FLOAT, _POINTER],
+    "stack_columns": [_POINTER, _POINTER, _INTEGER, _INTEGER, _POINTER],
+    "add_at": [_POINTER, _POINTER, _INTEGER, _INTEGER, _POINTER],
+    "encode_ids": [_POINTER, _INTEGER, _POINTER, _POINTER, _POINTER],
 }
+NO_MEMORY = 1  # as in attention.h
 
 
 class Kernels(NamedTuple):
@@ -53,6 +57,9 @@ class Kernels(NamedTuple):
     ragged_sums: Callable[..., int]
     placed_sums: Callable[..., int]
     placed_extrema: Callable[..., int]
+    stack_columns: Callable[..., int]
+    add_at: Callable[..., int]
+    encode_ids: Callable[..., int]
 
 
 class Choice:
@@ -126,6 +133,13 @@ def supported(library: ctypes.CDLL) -> list[str]:
 
 
 choice = Choice()
+
+
+def check(result: int) -> None:
+    """Raise MemoryError if a kernel returned that it could not allocate its buffers."""
+    if result == NO_MEMORY:
+        raise MemoryError("a kernel of setfold could not allocate its buffers.")
+    assert result == 0
 
 
 def available() -> list[str]:

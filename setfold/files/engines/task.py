@@ -19,7 +19,7 @@ from torch import Tensor
 
 from setfold.core.encoder import StreamingSetEncoder
 from setfold.errors import FileError, InputError, NonFiniteError, SetfoldError
-from setfold.files.columns import ColumnSpec
+from setfold.files.columns import ColumnSpec, Validated
 from setfold.files.ids import TEXT, pack
 from setfold.files.inputs import Input, file_of, open_reader
 from setfold.files.readers.reader import BadRow
@@ -34,6 +34,7 @@ from setfold.files.tables.absorb import (
     reason_of,
 )
 from setfold.files.tables.table import StateTable, Table, element_dtypes
+from setfold.native.tables import Room
 from setfold.preprocessing.columns import Columns, columns_of
 
 
@@ -132,6 +133,16 @@ class Task:
         """The dtype in which elements are read, and the dtype that the encoder takes."""
         return element_dtypes(self.encoder)
 
+    @cached_property
+    def _valid(self) -> list[Validated]:
+        """The columns of the last file."""
+        return [Validated()]
+
+    @cached_property
+    def _room(self) -> Room:
+        """Where elements are stored."""
+        return Room()
+
     def steps(self, number: int, shard: Shard, done: int = 0) -> Iterator[Step]:
         """Yield the steps of a shard, except those for rows that are already done."""
         for batch in self.batches(number, shard, done):
@@ -167,8 +178,11 @@ class Task:
         first, (dtype, _) = shard.start, self.dtypes
         numbers = self.columns.numbers(self.parser)
         with open_reader(path, self.columns.texts(self.parser), numbers) as reader:
-            names = self.columns.needed(reader.schema, partition, path, self.parser)
-            for batch in reader.read(names, shard.start, shard.stop, rows=self.batch_rows):
+            valid = self._valid[0]
+            if not valid.holds(reader.schema, partition):
+                names = self.columns.needed(reader.schema, partition, path, self.parser)
+                valid = self._valid[0] = Validated(reader.schema, frozenset(partition), names)
+            for batch in reader.read(valid.names, shard.start, shard.stop, rows=self.batch_rows):
                 unread = reader.take_bad_rows()  # just before the batch
                 first += len(unread)
                 rows = rows_of(
@@ -179,6 +193,7 @@ class Task:
                     width=self.width,
                     partition=partition,
                     parser=self.parser,
+                    room=self._room,
                 )
                 reasons = reader.take_reasons()
                 bad = (BadRow(row, reasons.get(row, reason)) for row, reason in rows.bad)

@@ -21,24 +21,30 @@ from setfold.files.readers.messages import (
 )
 from setfold.files.readers.reader import Reader
 
-READ_AHEAD = 16 << 20  # bytes of a file, shared by the columns that are read
-BUFFER_LIMITS = (16 << 10, 1 << 20)  # minimum and maximum bytes per column
 MAGIC = b"ARROW1"
 STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"  # detects streams that are truncated between batches
 
 
 class ParquetReader(Reader):
-    """Parquet, read page by page. A row group is never in memory as a whole."""
+    """Parquet, memory-mapped and read page by page. A row group is never in memory as a whole."""
 
     suffixes: ClassVar = (".parquet", ".pq")
 
     def _open(self) -> None:
-        with pq.ParquetFile(self.path) as file:
-            self.schema = file.schema_arrow
-            self._metadata = metadata = file.metadata
+        with self.path.open("rb") as file:
+            self._mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._file = pq.ParquetFile(
+            pa.BufferReader(pa.py_buffer(self._mapped)),
+            pre_buffer=False,
+            page_checksum_verification=True,  # of pages that have a checksum
+        )
+        self.schema, metadata = self._file.schema_arrow, self._file.metadata
         self.num_rows = metadata.num_rows
         sizes = (metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
         self._starts = list(accumulate(sizes, initial=0))
+
+    def close(self) -> None:
+        self._file.close()
 
     def cuts(self, rows: int) -> list[tuple[int, int | None]]:
         return group_ranges(self._starts, rows)
@@ -54,17 +60,12 @@ class ParquetReader(Reader):
         ]
         if not groups:
             return
-        with pq.ParquetFile(
-            self.path,
-            metadata=self._metadata,
-            buffer_size=buffer_size(len(columns)),
-            pre_buffer=False,
-            page_checksum_verification=True,  # of pages that have a checksum
-        ) as file:
-            batches = file.iter_batches(rows, row_groups=groups, columns=columns, use_threads=False)
-            first = self._starts[groups[0]]
-            for batch in slice_batches(batches, first, start, stop, rows):
-                yield batch.select(columns)
+        batches = self._file.iter_batches(
+            rows, row_groups=groups, columns=columns, use_threads=False
+        )
+        for batch in slice_batches(batches, self._starts[groups[0]], start, stop, rows):
+            yield batch.select(columns)
+            release_pages(self._mapped)
 
 
 class ArrowReader(Reader):
@@ -140,20 +141,13 @@ class ArrowReader(Reader):
         for batch in slice_batches(batches, row, start, stop, rows):
             batch.validate(full=True)  # Arrow does not check mapped data; wrong offsets would crash
             yield batch.select(columns)
-            self._mapped.madvise(mmap.MADV_DONTNEED)
+            release_pages(self._mapped)
 
 
-def buffer_size(columns: int) -> int:
-    """Return the read-ahead buffer per column in bytes. The total is bounded.
-
-    Args:
-        columns: The number of columns that are read.
-
-    >>> buffer_size(3) >> 10, buffer_size(64) >> 10, buffer_size(100_000) >> 10
-    (1024, 256, 16)
-    """
-    smallest, largest = BUFFER_LIMITS
-    return max(smallest, min(largest, READ_AHEAD // max(columns, 1)))
+def release_pages(mapped: mmap.mmap) -> None:
+    """Let go of what was read: pages of a mapped file count as memory of the process."""
+    if hasattr(mmap, "MADV_DONTNEED"):
+        mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def group_ranges(starts: list[int], rows: int) -> list[tuple[int, int | None]]:

@@ -204,8 +204,10 @@ def split_tree(path: Path) -> tuple[Path, str | None]:
     >>> split_tree(Path("a/file.root:folder/Events"))[1]
     'folder/Events'
     """
-    found = None if path.exists() else IN_ROOT.fullmatch(str(path))
-    return (path, None) if found is None else (Path(found["file"]), found["tree"])
+    found = IN_ROOT.fullmatch(str(path))
+    if found is None or path.exists():
+        return path, None
+    return Path(found["file"]), found["tree"]
 
 
 def width_of(kind: pa.DataType) -> int:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
@@ -23,10 +24,18 @@ from setfold.core.state import SetState
 from setfold.core.statistic import find_non_finite, is_finite
 from setfold.core.structure import is_known
 from setfold.errors import NonFiniteError, SetfoldError
-from setfold.files.tables.arrow import as_tensor, header_of, shape_of
+from setfold.files.tables.arrow import as_tensor, combined, header_of, shape_of
 from setfold.files.tables.sparse import clear_sets, row_field, sets_of
-from setfold.files.tables.table import SLICE_BYTES, RowTable, StateTable, Table, merged
+from setfold.files.tables.table import (
+    SLICE_BYTES,
+    RowTable,
+    StateTable,
+    Table,
+    merged,
+    names_and_index,
+)
 from setfold.kernels.ragged import stable_order
+from setfold.preprocessing.columns import decoded
 
 MARK = 1 << 48  # added to the count of a set; more elements than any set has
 AT_ONCE = 1 << 24  # bytes of statistics
@@ -45,11 +54,11 @@ def absorbed(encoder: StreamingSetEncoder, sets: pa.Array, elements: Tensor) -> 
         sets: (N,), the set of each row.
         elements: (N, d), on the encoder's device.
     """
-    codes = sets.dictionary_encode()
-    if len(codes.dictionary) * encoder.state_nbytes <= elements.nbytes:
-        return StateTable.of(encoder, codes, elements)
+    names, index = names_and_index(sets)
+    if len(names) * encoder.state_nbytes <= elements.nbytes:
+        return StateTable.of_index(encoder, names, index, elements)
     check_usable(encoder, elements)  # now, while their row numbers are known
-    return RowTable(codes.dictionary_decode(), elements.cpu())
+    return RowTable(decoded(sets), elements.cpu())
 
 
 # ---- elements ----------------------------------------------------------------------------------
@@ -145,11 +154,13 @@ def reason_of(error: Exception) -> str:
 def states_of(encoder: StreamingSetEncoder, rows: RowTable, device: str) -> Iterator[StateTable]:
     """The states of some rows' sets, some sets at a time; a large set may come in several parts.
 
-    Sets that overflow are marked.
+    The sets come sorted, so that a table of all of them is. Sets that overflow are marked.
     """
-    codes = rows.sets.dictionary_encode()
-    places = torch.tensor(codes.indices.to_numpy())
-    order = stable_order(places, len(codes.dictionary)).numpy()
+    names, index = names_and_index(rows.sets)
+    ranks = torch.empty(len(names), dtype=torch.long)
+    by_name = pc.array_sort_indices(names).to_numpy().astype(np.int64)
+    ranks[torch.from_numpy(by_name)] = torch.arange(len(names))
+    order = stable_order(ranks[index], len(names)).numpy()
     size = max(1, SLICE_BYTES * len(rows) // max(rows.elements.nbytes, 1))
     for start in range(0, len(order), size):
         some = rows.take(order[start : start + size])
@@ -205,5 +216,9 @@ def find_marks(table: StateTable) -> np.ndarray:
 def find_finite(encodings: pa.Table) -> np.ndarray:
     """Which rows (B,) of a table that `read_out` returned have a finite encoding."""
     shape = shape_of(header_of(encodings.schema, "encodings"))
+    numbers = combined(encodings["encoding"]).flatten().to_numpy(zero_copy_only=False)
+    with np.errstate(over="ignore", invalid="ignore"):
+        if np.isfinite(numbers.sum()):
+            return np.ones(len(encodings), bool)
     finite = as_tensor(encodings["encoding"], shape).isfinite()
     return (finite.flatten(1).all(1) if shape else finite).numpy()

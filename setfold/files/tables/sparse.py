@@ -27,6 +27,7 @@ from setfold.core.statistic import (
     clear,
 )
 from setfold.files.tables.arrow import FLOATS, as_lists, as_tensor, combined, writeable
+from setfold.native.tables import add_at
 
 MANY_SLOTS = 1024
 MAX_NUMBERS = 1 << 28  # of a field, for one set; reading out a set needs that much memory
@@ -142,10 +143,34 @@ def merge(field: Field, pieces: Sequence[Rows], indices: Sequence[Tensor], sets:
         indices = inverse.split([len(rows.places) for rows in pieces])
     total = row_field(field).identity(len(places), torch.device("cpu"))
     for rows, index in zip(pieces, indices, strict=True):
+        if type(field.statistic) is Sum and _add(total[0], index, rows.parts[0]):
+            continue
         held = tuple(part[index] for part in total)
         for whole, part in zip(total, field.statistic.join(held, rows.parts), strict=True):
             whole[index] = part
     return Rows(places, total)
+
+
+def add_in_place(field: Field, total: Rows, rows: Rows, index: Tensor) -> bool:
+    """Join rows to those of a table, in place, with a compiled kernel.
+
+    Args:
+        field: The field.
+        total: Its rows in a table that has all sets.
+        rows: Its rows in another table.
+        index: The numbers of its sets in the first one.
+
+    Returns:
+        False if nothing was joined: only sums with a row for each set can be.
+    """
+    if num_slots(field) is not None or type(field.statistic) is not Sum:
+        return False
+    return _add(total.parts[0], index, rows.parts[0])
+
+
+def _add(total: Tensor, index: Tensor, part: Tensor) -> bool:
+    """Add rows in place, with a compiled kernel; False if there is none for them."""
+    return add_at(total.numpy(), index.contiguous().numpy(), part.contiguous().numpy())
 
 
 # ---- columns -------------------------------------------------------------------------------------

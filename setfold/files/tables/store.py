@@ -65,19 +65,39 @@ class Store:
         self.state_nbytes = encoder.state_nbytes
         self.states: list[StateTable] = []
         self.rows: list[RowTable] = []
+        self.owned: StateTable | None = None  # made here, so that it may be changed
         self.nbytes = 0  # memory of the tables; rows count twice, for when they are concatenated
         self.kind: dict[str, Any] = {}  # of set ids and elements
         self.unsynced: set[Path] = set()  # files that would not survive a power loss
 
     def add(self, table: Table) -> None:
         """Add a table. Merge and spill if the tables take too much memory."""
-        self._collect(table)
-        if len(self.states) > MAX_TABLES:  # a few large tables are faster than many small ones
-            self._replace_tables([mark_overflows(merged(self.states))], self.rows)
+        if not self._add_in_place(table):
+            self._collect(table)
+            if self._should_merge():
+                self._merge_states()
         if self.nbytes > self.budget // 2:
             self._compact()
             if self.nbytes > self.budget // 4 and not self.is_last_level:
                 self._spill()
+
+    def _add_in_place(self, table: Table) -> bool:
+        """Merge a table into the only one there is, without new memory; False if that fails."""
+        if not (isinstance(table, StateTable) and self.states == [self.owned]):
+            return False
+        self._check_alike(table)
+        return self.owned is not None and self.owned.add(table)
+
+    def _should_merge(self) -> bool:
+        """Whether the other tables of states are as large as the first, or many."""
+        sizes = [table.nbytes for table in self.states]
+        return len(sizes) > MAX_TABLES or (len(sizes) > 1 and sum(sizes[1:]) >= sizes[0])
+
+    def _merge_states(self) -> None:
+        table = mark_overflows(merged(self.states))
+        if len(self.states) > 1:
+            self.owned = table
+        self._replace_tables([table], self.rows)
 
     def drain(self) -> Iterator[StateTable]:
         """Yield the complete states of all sets, as sorted tables, and empty the store."""
@@ -198,6 +218,8 @@ class Store:
 
     def _replace_tables(self, states: list[StateTable], rows: list[RowTable]) -> None:
         self.states, self.rows = states, rows
+        if self.owned not in states:
+            self.owned = None
         self.nbytes = sum(t.nbytes for t in states) + 2 * sum(t.nbytes for t in rows)
 
     # ---- merge and spill -----------------------------------------------------------------------
@@ -205,7 +227,7 @@ class Store:
     def _compact(self) -> None:
         """Merge states of the same sets, and turn rows into states if that saves memory."""
         if self.states:
-            self._replace_tables([mark_overflows(merged(self.states))], self.rows)
+            self._merge_states()
         if self.rows:
             sets = all_sets(self.rows)
             if 2 * sets * self.state_nbytes < sum(table.nbytes for table in self.rows):

@@ -42,6 +42,7 @@ from setfold.files.tables.arrow import (
 )
 from setfold.files.tables.sparse import (
     Rows,
+    add_in_place,
     from_columns,
     merge,
     names_of,
@@ -52,9 +53,11 @@ from setfold.files.tables.sparse import (
 )
 from setfold.files.tables.stage import Stage
 from setfold.files.tables.stream import reading
+from setfold.native.tables import encode_ids
 
 SLICE_BYTES = 1 << 24  # elements to absorb at once
-READ_BYTES = 1 << 24  # states or encodings to read out at once
+READ_BYTES = 1 << 24  # states or encodings to write at once
+PIECES = 16  # in which they are computed
 
 
 class StateTable:
@@ -125,16 +128,40 @@ class StateTable:
             sets: (N,), the set of each row.
             elements: (N, d), on the encoder's device.
         """
-        names, index = _names_and_index(sets)
+        return StateTable.of_index(encoder, *names_and_index(sets), elements)
+
+    @staticmethod
+    @torch.no_grad()
+    def of_index(
+        encoder: StreamingSetEncoder, names: pa.Array, index: Tensor, elements: Tensor
+    ) -> StateTable:
+        """The same as `of`, with the sets of the rows as `names_and_index` returns them."""
+        index = index.to(elements.device)
         if isinstance(encoder, Stage):
-            state = encoder.fold_sets(names, elements, index.to(elements.device))
-            return StateTable.of_state(names, state.to("cpu"))
-        empty = encoder.initial_state(len(names))
-        if len(names) == 1:
-            state = encoder.update(empty, elements.unsqueeze(0))
+            state = encoder.fold_sets(names, elements, index)
+        elif len(names) == 1:
+            state = encoder.update(encoder.initial_state(1), elements.unsqueeze(0))
         else:
-            state = encoder.update(empty, elements, index=index.to(elements.device))
+            state = encoder.fold_rows(elements, index, len(names))
         return StateTable.of_state(names, state.to("cpu"))
+
+    def add(self, table: StateTable) -> bool:
+        """Merge a table into this one, in place, with the same result as `merged`.
+
+        Returns:
+            False if nothing was merged: this needs compiled kernels, a model that keeps one sum,
+            and a table without new sets.
+        """
+        check_mergeable(self.shared, table.shared)
+        names, places = names_and_index(pa.concat_arrays([self.sets, table.sets]))
+        if len(names) != len(self) or len(self.fields) != 1:
+            return False
+        ((name, field),), index = self.fields.items(), places[len(self) :]
+        if not add_in_place(field, self.rows[name], table.rows[name], index):
+            return False
+        self.count[index] += table.count
+        _check_counts(self.count[index])
+        return True
 
     def parts(self) -> Iterator[pa.Table]:
         """The table as Arrow, some sets at a time."""
@@ -302,16 +329,12 @@ def merged(tables: Sequence[StateTable]) -> StateTable:
         check_mergeable(first.shared, table.shared)
     if len(tables) == 1:
         return first
-    names, places = _names_and_index(pa.concat_arrays([table.sets for table in tables]))
+    names, places = names_and_index(pa.concat_arrays([table.sets for table in tables]))
     indices = places.split([len(table) for table in tables])
     count = first.count.new_zeros(len(names))
     for table, index in zip(tables, indices, strict=True):
         count[index] += table.count
-        if bool((count[index] < 0).any()):
-            raise StateMismatchError(
-                "cannot merge these states: a set would have 2**63 elements or more. Merge fewer "
-                "states."
-            )
+        _check_counts(count[index])
     rows = {
         name: merge(field, [table.rows[name] for table in tables], indices, len(names))
         for name, field in first.fields.items()
@@ -319,8 +342,23 @@ def merged(tables: Sequence[StateTable]) -> StateTable:
     return StateTable(names, first.shared, count, rows)
 
 
-def _names_and_index(sets: pa.Array) -> tuple[pa.Array, Tensor]:
-    """The distinct sets of some rows, and the index of each row's set among them."""
+def _check_counts(counts: Tensor) -> None:
+    if bool((counts < 0).any()):
+        raise StateMismatchError(
+            "cannot merge these states: a set would have 2**63 elements or more. Merge fewer states."
+        )
+
+
+def names_and_index(sets: pa.Array) -> tuple[pa.Array, Tensor]:
+    """The distinct sets of some rows, and the index of each row's set among them.
+
+    >>> names_and_index(pa.array([7, 5, 7]))[1]
+    tensor([0, 1, 0])
+    """
+    if sets.type in (pa.int64(), pa.uint64()) and not sets.null_count:
+        found = encode_ids(sets.to_numpy())
+        if found is not None:
+            return pa.array(found[0]), torch.from_numpy(found[1])
     codes = sets.dictionary_encode()
     return codes.dictionary, torch.from_numpy(codes.indices.to_numpy().astype(np.int64))
 
@@ -339,24 +377,30 @@ def check_mergeable(first: SetState, other: SetState) -> None:
 @torch.no_grad()
 def read_out(encoder: StreamingSetEncoder, table: StateTable) -> Iterator[pa.Table]:
     """(set, count, encoding) of all sets, some at a time; the shape of an encoding is metadata."""
-    device = encoder.device
     one = encoder.readout(encoder.initial_state(1)).nbytes
     # The output of a layer in the head is as wide as its weights.
     widest = max((max(part.shape) for part in encoder.parameters() if part.dim()), default=1)
     size = _sets_at_once(max(one, encoder.state_nbytes, 8 * widest))
+    few = max(1, size // PIECES)
     for start in range(0, max(len(table), 1), size):
-        some, names = table.state_of(start, start + size), table.sets.slice(start, size)
-        if isinstance(encoder, Stage):
-            encoding = encoder.read_sets(names, some.to(device)).cpu()
-        else:
-            encoding = encoder.readout(some.to(device)).cpu()
+        stop = max(start + 1, min(start + size, len(table)))
+        pieces = [_read_few(encoder, table, at, few) for at in range(start, stop, few)]
+        encoding = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
         columns = {
-            "set": names,
-            "count": some.count.numpy(),
+            "set": table.sets.slice(start, size),
+            "count": table.count[start : start + size].numpy(),
             "encoding": as_lists(encoding),
         }
         header = make_header("encodings", shape=list(encoding.shape[1:]))
         yield pa.table(columns, metadata={HEADER: header})
+
+
+def _read_few(encoder: StreamingSetEncoder, table: StateTable, start: int, size: int) -> Tensor:
+    """The encodings of a few sets, so that what is computed on the way stays in the cache."""
+    state = table.state_of(start, start + size).to(encoder.device)
+    if isinstance(encoder, Stage):
+        return encoder.read_sets(table.sets.slice(start, size), state).cpu()
+    return encoder.readout(state).cpu()
 
 
 def _sets_at_once(each: int) -> int:

@@ -2,13 +2,15 @@
 
 #include "accumulate.h"
 
-/* The order in which the rows of each set follow one another, and where each set begins. */
-static void sort_rows(const int64_t *index, int64_t rows, int64_t sets, int64_t *starts,
+#define AHEAD 24 /* rows that are fetched before they are copied */
+
+/* The order in which the rows of each set follow one another, and where each set ends. */
+static void sort_rows(const int64_t *index, int64_t rows, int64_t sets, int64_t *ends,
                       int64_t *order) {
-    memset(starts, 0, (sets + 1) * sizeof(int64_t));
-    for (int64_t i = 0; i < rows; i++) starts[index[i] + 1]++;
-    for (int64_t set = 0; set < sets; set++) starts[set + 1] += starts[set];
-    for (int64_t i = 0; i < rows; i++) order[starts[index[i]]++] = i;
+    memset(ends, 0, (sets + 1) * sizeof(int64_t));
+    for (int64_t i = 0; i < rows; i++) ends[index[i] + 1]++;
+    for (int64_t set = 0; set < sets; set++) ends[set + 1] += ends[set]; /* where each begins */
+    for (int64_t i = 0; i < rows; i++) order[ends[index[i]]++] = i;
 }
 
 /* Whether all indices are from 0 to sets - 1. */
@@ -24,11 +26,15 @@ static int is_sorted(const int64_t *index, int64_t rows) {
     return 1;
 }
 
-/* Copy `rows` rows of `dim` numbers. */
-static void gather(const float *elements, const int64_t *order, int64_t rows, int64_t dim,
-                   float *to) {
+/* Copy the first `rows` rows of `dim` numbers of an order of `all` rows. */
+static void gather(const float *elements, const int64_t *order, int64_t rows, int64_t all,
+                   int64_t dim, float *to) {
     for (int64_t i = 0; i < rows; i++) {
-        if (i + 8 < rows) __builtin_prefetch(elements + order[i + 8] * dim);
+        if (i + AHEAD < all) {
+            const float *later = elements + order[i + AHEAD] * dim;
+            __builtin_prefetch(later);
+            __builtin_prefetch(later + dim - 1);
+        }
         const float *from = elements + order[i] * dim;
         for (int64_t l = 0; l < dim; l++) to[i * dim + l] = from[l];
     }
@@ -37,12 +43,20 @@ static void gather(const float *elements, const int64_t *order, int64_t rows, in
 /* Add weights^T [elements, 1] of some rows of one set to its sums (slots, dim + 1). */
 static void add_segment(const float *elements, const float *weights, int64_t rows,
                         const Scores *scores, float *room, double *sums) {
-    int64_t dim = scores->dim, width = scores->width;
-    multiply((Left){elements, 1, dim}, weights, dim, rows, width, room, NULL);
-    memset(room + dim * width, 0, width * sizeof(float));
-    add_rows(weights, rows, width, room + dim * width);
-    for (int64_t j = 0; j < scores->slots; j++)
-        for (int64_t l = 0; l <= dim; l++) sums[j * (dim + 1) + l] += room[l * width + j];
+    int64_t dim = scores->dim, width = scores->width, slots = scores->slots;
+    float *mass = room + dim * width;
+    memset(mass, 0, width * sizeof(float));
+    add_rows(weights, rows, width, mass);
+    if (dim % LANES == 0) { /* the product in the order of the sums, which is faster to add */
+        multiply((Left){weights, 1, width}, elements, slots, rows, dim, room, NULL);
+        for (int64_t j = 0; j < slots; j++)
+            for (int64_t l = 0; l < dim; l++) sums[j * (dim + 1) + l] += room[j * dim + l];
+    } else {
+        multiply((Left){elements, 1, dim}, weights, dim, rows, width, room, NULL);
+        for (int64_t j = 0; j < slots; j++)
+            for (int64_t l = 0; l < dim; l++) sums[j * (dim + 1) + l] += room[l * width + j];
+    }
+    for (int64_t j = 0; j < slots; j++) sums[j * (dim + 1) + dim] += mass[j];
 }
 
 /* elements (rows, dim); index (rows) from 0 to sets - 1; matrix (dim + 1, slots) of the scores;
@@ -62,25 +76,29 @@ KERNEL(setfold_ragged_sums)(const float *elements, const int64_t *index, int64_t
     float *weights = take(&scratch, block * width * sizeof(float));
     float *room = take(&scratch, (dim + 1) * width * sizeof(float));
     float *gathered = take(&scratch, block * dim * sizeof(float));
-    int64_t *order = NULL;
+    int64_t *order = NULL, *ends = NULL, set = 0;
     if (!sorted) {
-        int64_t *starts = take(&scratch, (sets + 1) * sizeof(int64_t));
+        ends = take(&scratch, (sets + 1) * sizeof(int64_t));
         order = take(&scratch, rows * sizeof(int64_t));
-        sort_rows(index, rows, sets, starts, order);
+        sort_rows(index, rows, sets, ends, order);
     }
     for (int64_t start = 0; start < rows; start += block) {
         int64_t some = least(block, rows - start);
         const float *x = elements + start * dim;
         if (order) {
-            gather(elements, order + start, some, dim, gathered);
+            gather(elements, order + start, some, rows - start, dim, gathered);
             x = gathered;
         }
         multiply((Left){x, dim, 1}, scores.matrix, some, dim, width, weights, scores.offset);
         weigh(&scores, weights, some, NULL);
         for (int64_t i = 0, stop; i < some; i = stop) {
-            int64_t set = index[order ? order[start + i] : start + i];
-            for (stop = i + 1; stop < some; stop++)
-                if (index[order ? order[start + stop] : start + stop] != set) break;
+            if (order) {
+                while (ends[set] <= start + i) set++;
+                stop = least(some, ends[set] - start);
+            } else {
+                set = index[start + i];
+                for (stop = i + 1; stop < some && index[start + stop] == set;) stop++;
+            }
             add_segment(x + i * dim, weights + i * width, stop - i, &scores, room,
                         sums + set * slots * (dim + 1));
         }

@@ -34,6 +34,7 @@ from setfold.files.tables.table import (
     merged,
     read_out,
 )
+from setfold.native.library import available, using
 from tests.small import TIGHT, draw, make
 
 ENCODERS = [
@@ -253,6 +254,28 @@ def test_a_store_resumes_from_a_checkpoint(tmp_path, budget):
         found = {n: t for table in again.drain() for n, t in encodings(encoder, table)}
     assert found.keys() == expected.keys()
     assert all(found[name].equal(expected[name]) for name in found)  # to the last bit
+
+
+@pytest.mark.parametrize("native", [None, *available()])
+@pytest.mark.parametrize("kind", ["sum", "mean", "max"])
+def test_a_store_merges_like_one_call(tmp_path, native, kind):
+    """Tables with and without new sets, added in place or not: the same bits as `merged`."""
+    encoder = make(aggregate=kind)
+    names = [[1, 2, 3] * 9, [3, 2], [1, 1, 2], [4, 1], [2, 4], [3], [1, 2, 3, 4, 5], [5, 1]]
+    with using(native), torch.no_grad():
+        tables = [StateTable.of(encoder, *rows(some, seed)) for seed, some in enumerate(names)]
+        before = [table.state.count.tolist() for table in tables]
+        expected = merged(tables).sorted()
+        store = Store(encoder, tmp_path, budget=1 << 24)
+        for table in tables:
+            store.add(table)
+        (found,) = store.drain()
+    assert before == [table.state.count.tolist() for table in tables], "tables are values"
+    assert found.sets.equals(expected.sets)
+    assert found.count.equal(expected.count)
+    for name, parts in expected.state.statistics.items():
+        for mine, other in zip(found.state.statistics[name], parts, strict=True):
+            assert mine.equal(other)
 
 
 def encodings(encoder, table):
