@@ -1,6 +1,7 @@
 """Settings of the compared set encoders: frozen dataclasses that build setfold encoders.
 
     DeepSets      aggregates of the elements
+    LinearMean    mean of a linear map of the elements
     Slots         Slot Set Encoder, with slots apart or, as printed, pooled into one vector
     Hierarchy     stacked Slot Set Encoders
     Universal     a Slot Set Encoder, then any set encoder on its slots
@@ -119,6 +120,30 @@ class DeepSets:
         width = _share(dim_out, count, f"{count} aggregates")
         return setfold.Composition(
             setfold.Pool(width, self.aggregate), _widened(features, dim_in, width)
+        )
+
+
+@dataclass(frozen=True)
+class LinearMean:
+    """The mean of a linear map of the elements, in two factors that training can use.
+
+    Args:
+        width: width between the factors.
+
+    >>> import torch
+    >>> LinearMean(32).build(dim_in=3, dim_out=16)(torch.randn(2, 100, 3)).shape
+    torch.Size([2, 16])
+    """
+
+    width: int
+
+    def build(
+        self, dim_in: int, dim_out: int, features: nn.Module | None = None
+    ) -> setfold.StreamingSetEncoder:
+        return setfold.Composition(
+            setfold.Pool(self.width, "mean"),
+            _widened(features, dim_in, self.width),
+            nn.Linear(self.width, dim_out),
         )
 
 

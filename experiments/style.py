@@ -107,9 +107,13 @@ METHODS: dict[str, Look] = {
     "Places, 4 × 4": Look(BLACK, "p", SHORT, hatch="..", hollow=True),
     "Places, 14 × 14": Look(BLACK, "d", hatch="//"),
     "Places, 16 × 16": Look(BLACK, "H", hatch="oo"),
+    "Places, 32 × 32": Look(BLACK, "h", SHORT, hatch="xx", hollow=True),
     "Deep Sets, max, varied": Look(SKY, "^", DOTTED, hatch="||", hollow=True),
     "Places": Look(GREEN, "v", hatch=".."),
     "Places, varied": Look(GREEN, "8", DOTTED, hatch="..", hollow=True),
+    "Linear, mean": Look(GREEN, "H", LONG, hatch="--", hollow=True),
+    "Linear, mean, wide": Look(GREEN, "X", DOTTED, hatch="xx", hollow=True),
+    "Mean of the features": Look(GREY, "+", SHORT, hatch="++"),
     "Oracle": Look(BLACK, "x", DOTTED, hatch="....", hollow=True),
 }
 

@@ -15,11 +15,13 @@ import torch
 
 import setfold
 from setfold.cli import app
-from setfold.native.library import available
+from setfold.native.library import choice
 
 PACKAGE = Path(setfold.__file__).parent
 TEXT = (PACKAGE.parent / "ARCHITECTURE.md").read_text()
-compiled = pytest.mark.skipif(not available(), reason="the numbers are those of compiled kernels")
+compiled = pytest.mark.skipif(
+    not choice.kernels, reason="the numbers are those of compiled kernels"
+)
 
 
 def files_of(flow):

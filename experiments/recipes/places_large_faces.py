@@ -1,9 +1,11 @@
 """Complete CelebA images of 64 × 64 pixels with slots on a grid, from 20 to 4000 pixels.
 
-    python -m experiments run places-large-faces --size small     # about 20 minutes on two busy cores
+    python -m experiments run places-large-faces --size small     # about 12 minutes on two busy cores
 
 Not in the paper.
-Measured: not run yet.
+Measured: Squared error with 20 pixels: Places, 32 × 32 0.1434; SSE, slots attended 0.1498; All
+pixels attended 0.1643; Deep Sets 0.1680. 4000 pixels: Places, 32 × 32 0.0205; All pixels attended
+0.0368; SSE, slots attended 0.0945; Deep Sets 0.1179.
 """
 
 from __future__ import annotations
@@ -31,15 +33,16 @@ PIXELS = {
     Size.PAPER: (20, 100, 500, 1000, 2000, 4000),
 }
 MODELS: dict[str, Reader] = {"Places, 32 × 32": Painted(Painting(32)), **READERS}
+TESTED = 125  # of 1,000 test images, the same for all models; attention to 4000 pixels is slow
 
 
 def training_of(size: Size, seed: int) -> Training[Completion]:
-    """Return the training on small faces, with half of the epochs and up to 1000 pixels."""
+    """Return the training on small faces, with fewer epochs and up to 1000 pixels."""
     training = replace(places_faces.TRAININGS[size], seed=seed)
     if size is Size.SMALL:
-        training = replace(training, epochs=4)
+        training = replace(training, epochs=2, batch_size=8, validations=2)
     most = 60 if size is Size.SMOKE else 1000
-    return with_task(training, side=64, most=most)
+    return with_task(training, side=64, most=most, tested=TESTED)
 
 
 def runs(size: Size, seed: int) -> list[Run]:
@@ -67,9 +70,24 @@ RECIPE = Recipe(
     section=section,
     headline=completion_headline,
     outcome=Outcome.PLACES,
-    holds="open",
-    summary="",
-    verdict="",
-    cut="",
-    minutes=20,
+    holds="yes, and ahead of attention after short training; too many pixels hurt a little",
+    summary="""Slots on a 32 × 32 grid complete faces of 64 × 64 pixels better than Deep Sets,
+    attended slots and attention to all pixels, after as many epochs: squared error 0.0275 against
+    0.1204, 0.0968 and 0.0422 from 500 pixels. With 4000 pixels, four times the most in training,
+    they are slightly worse (0.0205) than with 2000 (0.0199). One seed.""",
+    verdict="""With one seed, places have the lowest error and the lowest NLL with every number of
+    pixels. From 500 pixels on their error is less than a third of that of attended slots and of
+    Deep Sets. Attention to all pixels is closest with 100 pixels (0.0698 against 0.0676) and has
+    1.5 to 1.9 times the error from 500 pixels on. Places and attention took about as much CPU time, so
+    this is a comparison at equal time, too. It is one of short training: 2,000 steps. On faces of
+    32 × 32 pixels, attention was slightly ahead from 100 pixels on after 4,000 larger steps. Trained with at most 1000 pixels, places improve up to 2000; from 2000 to
+    4000 their error rises by 3 percent and their NLL by 0.03, while all others improve a little. We think
+    that the U-Net has not seen such densities.""",
+    cut="""The paper has no such experiment. One seed and 2 epochs on 8,000 images, in batches of 8, for
+    all methods alike, because there was no time for more. 125 of 1,000 test images, the same for all
+    methods, because attention to 4000 pixels is slow to measure. Up to 1000 context pixels in
+    training instead of 500. Everything else is as for faces of 32 × 32 pixels. Many other
+    programs were running, so CPU times are good to about a third.""",
+    minutes=12,
+    seeds={Size.SMOKE: 1, Size.SMALL: 1, Size.PAPER: 3},
 )

@@ -301,7 +301,7 @@ def accuracy(distances: Tensor, labels: Tensor, way: int, generator: torch.Gener
 
 def encoded(model: StreamingSetEncoder, task: Centroids, items: Tensor) -> Tensor:
     """Encode queries (N, ...), each as a set of one element: (N, d)."""
-    device = next(model.parameters()).device
+    device = model.initial_state().device
     chunks = items.split(CHUNK)
     return torch.cat([model(task.prepared(c).to(device).unsqueeze(1)) for c in chunks])
 

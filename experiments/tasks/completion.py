@@ -37,7 +37,7 @@ from experiments.tasks.reconstruction import (
 
 DIM = 64  # width of the features of a pixel, and of one vector
 IMAGES = 20  # images per batch in evaluation
-TESTED = 1000  # most images of an evaluation, evenly spaced over the split
+TESTED = 1000  # most pictures of an evaluation unless a task says otherwise
 
 
 class Batch(NamedTuple):
@@ -163,6 +163,7 @@ class Completion(Task):
         fewest: fewest pixels that the model sees in a training step.
         most: most pixels that it sees; the logarithm of the number is uniform.
         targets: number of pixels of each picture to predict in a training step.
+        tested: most pictures of an evaluation, evenly spaced over the split; None for 1,000.
     """
 
     metric: ClassVar[str] = "nll"
@@ -174,6 +175,7 @@ class Completion(Task):
     fewest: int = 20
     most: int = 500
     targets: int = 256
+    tested: int | None = None
 
     def items(self) -> int:
         return len(self._images("train"))
@@ -210,7 +212,7 @@ class Completion(Task):
             split: "validation" or "test".
         """
         model, images = cast("Completer", model), self._images(split)
-        images = images[:: -(-len(images) // TESTED)]
+        images = images[:: -(-len(images) // (self.tested or TESTED))]
         device = next(model.parameters()).device
         generator = torch.Generator().manual_seed(0)
         totals = torch.zeros(2, len(numbers), dtype=torch.float64)

@@ -37,6 +37,7 @@ Statistics = dict[str, Parts]  # by field name: what a state keeps
 Shape = tuple[int, ...]
 
 RESERVED = ("count", "slots", "context")  # names of tensors of a state that belong to no field
+OUTSIDE = "outside"  # name of the field that counts elements outside the box of an encoder
 
 DEFINED: dict[str, type[Statistic]] = {}  # by the name that files use
 

@@ -20,7 +20,16 @@ from setfold.core.arguments import (
 from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.readout import Count, mean_of, weighted_mean_of
 from setfold.core.state import SetState
-from setfold.core.statistic import CentralMoments, Field, Fields, Max, Min, Statistics, Sum
+from setfold.core.statistic import (
+    OUTSIDE,
+    CentralMoments,
+    Field,
+    Fields,
+    Max,
+    Min,
+    Statistics,
+    Sum,
+)
 from setfold.encoders.places import Places, position_columns
 from setfold.errors import InputError
 from setfold.kernels.modes import without_autocast
@@ -35,7 +44,7 @@ from setfold.kernels.places import (
 )
 
 ATTENTIONS = ("softmax", "kernel")
-OUTSIDE = ("clamp", "drop")
+WHAT_TO_DO = ("clamp", "drop")  # with elements outside
 AGGREGATES = ("sum", "mean", "weighted_mean", "variance", "density", "mass", "max", "min")
 OF_WEIGHTS = ("density", "mass")  # aggregates of the weights alone
 MAX_REACH = 12.0  # beyond it weights would underflow in float32
@@ -100,7 +109,7 @@ class PlacedSlotEncoder(StreamingSetEncoder):
         super().__init__()
         check_sizes(dim_in=dim_in)
         check_choice(ATTENTIONS, attention=attention)
-        check_choice(OUTSIDE, outside=outside)
+        check_choice(WHAT_TO_DO, outside=outside)
         check_flags(learn_width=learn_width)
         check_positive(reach=reach)
         if reach > MAX_REACH:
@@ -185,7 +194,7 @@ class PlacedSlotEncoder(StreamingSetEncoder):
             found["max"] = Field(Max(), shape)
         if "min" in names:
             found["min"] = Field(Min(), shape)
-        return {**found, "outside": Field(Sum(), (1,))}
+        return {**found, OUTSIDE: Field(Sum(), (1,))}
 
     def prepare(self, frame: tuple[Tensor, ...]) -> Layout:
         like = self.like.to(torch.promote_types(self.like.dtype, torch.float32))
@@ -243,7 +252,7 @@ class PlacedSlotEncoder(StreamingSetEncoder):
                     found[name] = (sums,)
                 elif name == "moments":
                     found[name] = self._moments(positions, features, mask, prepared)
-            found["outside"] = (outside.sum(1, keepdim=True, dtype=torch.float64),)
+            found[OUTSIDE] = (outside.sum(1, keepdim=True, dtype=torch.float64),)
             return found
 
     def _moments(
@@ -291,7 +300,7 @@ class PlacedSlotEncoder(StreamingSetEncoder):
 
     def outside_count(self, state: SetState) -> Tensor:
         """The number of elements (B,) outside the box, which were clamped or dropped."""
-        return state.statistics["outside"][0][:, 0].round().long()
+        return state.statistics[OUTSIDE][0][:, 0].round().long()
 
     def weigh(self, elements: Tensor, state: SetState, prepared: Layout) -> Tensor:
         positions, _, mask, _ = self._split(elements, None, prepared)

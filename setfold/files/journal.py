@@ -78,6 +78,7 @@ class Journal:
         replaces: Size and modification time of the state file that is updated in place.
         overwrite: Whether the outputs may replace existing files.
         sets: How many sets the first output has.
+        outside: How many of their elements are outside the model's grids; None without grids.
     """
 
     request: dict[str, Any]
@@ -101,6 +102,7 @@ class Journal:
     replaces: list[int] | None = None
     overwrite: bool = False
     sets: int = 0
+    outside: int | None = None
 
     def count_step(self, step: Step, read: float) -> None:
         """Record that a step is done."""
@@ -278,6 +280,7 @@ def _validate(journal: Journal) -> None:
         *journal.lengths.values(),
         *(journal.buckets or ()),
         *(journal.replaces or ()),
+        journal.outside or 0,
     ]
     if not all(type(number) is int and number >= 0 for number in whole):
         raise ValueError("counts and lengths must be integers of at least 0")

@@ -249,7 +249,7 @@ class _InputScan:
     def _set_type(self, reader: Reader, partition: dict[str, str]) -> pa.DataType:
         return self.columns.set_type(reader.schema, partition) or pa.large_string()
 
-    def _sample(self, reader: Reader, names: list[str], found: Input) -> None:
+    def _sample(self, reader: Reader, names: Sequence[str], found: Input) -> None:
         """Read the first rows of the first file that has any, for what the schema does not say."""
         (dtype, wanted), partition = element_dtypes(self.encoder), found.partition
         for batch in reader.read(names, 0, None, rows=SAMPLE_ROWS):

@@ -79,6 +79,8 @@ class Summary:
         peak_memory: Peak memory of this process in bytes.
         out: The files that were written.
         report: The file that lists what was skipped; None if nothing was.
+        outside: Number of elements outside the grids of the model, which were clamped or dropped;
+            None if the model has no grid, or if the outputs were complete before.
         was_complete: Whether the outputs were complete before. Nothing was computed, so `seconds`
             and `spills` are 0.
     """
@@ -93,6 +95,7 @@ class Summary:
     peak_memory: int
     out: tuple[str, ...]
     report: str | None
+    outside: int | None = None
     was_complete: bool = False
 
     @property
@@ -248,9 +251,12 @@ class Run:
         fields = self.plan.task.columns.id_fields
         sets = dict.fromkeys(names, 0)
         elements = dict.fromkeys(names, 0)
+        journal.outside = None
         self.phase_started = time.monotonic()
         for table in _ensure_one(tables, self.plan.set_type, self.encoder):
             table = self._without_overflows(table)
+            if (outside := table.outside) is not None:
+                journal.outside = (journal.outside or 0) + outside
             for name, output in names.items():
                 for part in table.parts() if output.holds_states else self._read_out(table):
                     sinks[name].write(part if output.holds_states else split_ids(part, fields))
@@ -344,6 +350,7 @@ def publish(work: WorkFolder) -> Summary:
         peak_memory(),
         tuple(journal.outputs.values()),
         report,
+        journal.outside,
     )
 
 

@@ -8,16 +8,19 @@ or transform is active and that no graph is recorded.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from setfold.native.library import Kernels, check, choice
-from setfold.native.threads import concatenate, over_threads, total
+from setfold.native import threads
+from setfold.native.library import Kernels, choice
+from setfold.native.threads import concatenate, total
 
 ATTENTIONS = {"sigmoid": 0, "softmax": 1, "exponential": 2}  # as in attention.h
-NOT_FINITE, BAD_INDEX = 2, 3  # likewise
+NO_MEMORY, NOT_FINITE, BAD_INDEX = 1, 2, 3  # as in export.h
 MAX_NUMBER = (1 << 31) - 1  # the kernel numbers blocks, and pairs of slot and channel, in 32 bits
 INTEGERS = (torch.int64, torch.int32)
 PLAIN = (Tensor, nn.Parameter)  # subclasses may do anything
@@ -72,7 +75,7 @@ def sums(elements: Tensor, mask: Tensor | None, matrix: Tensor, attention: str) 
         check(library.sums(*batch.part(sets, rows), *scores, out.data_ptr()))
         return out
 
-    return over_threads(run, batch.shape, num_slots, torch.add, torch.cat)
+    return _in_parts(run, batch.shape, num_slots, torch.add, torch.cat)
 
 
 def softmax(elements: Tensor, mask: Tensor | None, matrix: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -92,7 +95,7 @@ def softmax(elements: Tensor, mask: Tensor | None, matrix: Tensor) -> tuple[Tens
         check(library.softmax(*arguments, *scores, peaks.data_ptr(), out.data_ptr()))
         return peaks, out
 
-    return over_threads(run, batch.shape, num_slots, _join_softmax, concatenate)
+    return _in_parts(run, batch.shape, num_slots, _join_softmax, concatenate)
 
 
 def gradients(
@@ -140,7 +143,7 @@ def gradients(
         check(result)
         return out
 
-    return elements_grad, over_threads(run, batch.shape, num_slots, torch.add, total)
+    return elements_grad, _in_parts(run, batch.shape, num_slots, torch.add, total)
 
 
 def extrema(
@@ -196,7 +199,7 @@ def extrema(
         pairs = zip(left, right, strict=True)
         return tuple(None if a is None else torch.where(wins, b, a) for a, b in pairs)
 
-    return over_threads(run, batch.shape, num_slots * dim_out, better, concatenate)
+    return _in_parts(run, batch.shape, num_slots * dim_out, better, concatenate)
 
 
 def ragged_sums(
@@ -285,7 +288,7 @@ def totals(elements: Tensor, mask: Tensor | None) -> Tensor | None:
         check(library.totals(*batch.part(sets, rows), out.data_ptr()))
         return out
 
-    return over_threads(run, batch.shape, 1, torch.add, torch.cat)
+    return _in_parts(run, batch.shape, 1, torch.add, torch.cat)
 
 
 def _prepare(
@@ -337,6 +340,26 @@ def is_plain(tensor: Tensor) -> bool:
         and tensor.layout == torch.strided
         and not tensor.is_neg()
     )
+
+
+def check(result: int) -> None:
+    """Raise MemoryError if a kernel returned that it could not allocate its buffers."""
+    if result == NO_MEMORY:
+        raise MemoryError("a kernel of setfold could not allocate its buffers.")
+    assert result == 0
+
+
+def _in_parts(
+    run: Callable[[slice, slice], Any],
+    shape: tuple[int, int, int],
+    width: int,
+    join: Callable[[Any, Any], Any],
+    gather: Callable[[list[Any]], Any],
+) -> Any:
+    """Run a kernel on all sets at once, or on parts of a large batch; see `threads`."""
+    if prod(shape) * width <= threads.THREADED_WORK:
+        return run(slice(0, shape[0]), slice(0, shape[1]))
+    return threads.over_threads(run, shape, width, join, gather)
 
 
 def _join_softmax(

@@ -41,7 +41,7 @@ SIGNATURES: dict[str, list[Any]] = {  # as in the sources
     "add_at": [_POINTER, _POINTER, _INTEGER, _INTEGER, _POINTER],
     "encode_ids": [_POINTER, _INTEGER, _POINTER, _POINTER, _POINTER],
 }
-NO_MEMORY = 1  # as in attention.h
+SLOW = "base"  # an instruction set that is used only if it is asked for
 
 
 class Kernels(NamedTuple):
@@ -83,7 +83,10 @@ class Choice:
                     f"{VARIABLE} must be 0 or one of {', '.join(names)}, the instruction sets of "
                     f"this CPU; got {wanted!r}."
                 )
-            self.use(wanted or names[-1])
+            if not wanted and names == [SLOW]:
+                self.reason = "this CPU has no AVX2, and without it torch's kernels are faster"
+            else:
+                self.use(wanted or names[-1])
 
     def use(self, isa: str | None) -> None:
         self.kernels = None
@@ -133,13 +136,6 @@ def supported(library: ctypes.CDLL) -> list[str]:
 
 
 choice = Choice()
-
-
-def check(result: int) -> None:
-    """Raise MemoryError if a kernel returned that it could not allocate its buffers."""
-    if result == NO_MEMORY:
-        raise MemoryError("a kernel of setfold could not allocate its buffers.")
-    assert result == 0
 
 
 def available() -> list[str]:

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from setfold.native.dispatch import NOT_FINITE, Batch, batch_of, is_plain
-from setfold.native.library import Kernels, check, choice
+from setfold.native.dispatch import NOT_FINITE, Batch, batch_of, check, is_plain
+from setfold.native.library import Kernels, choice
 from setfold.native.threads import over_threads
 
 KINDS = {"features": 0, "offsets": 1, "squares": 2}  # as in places.c

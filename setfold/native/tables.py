@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from setfold.native.library import check, choice
+from setfold.native.dispatch import check
+from setfold.native.library import choice
 
 KINDS = {  # as in rows.c
     np.dtype(name): kind

@@ -33,9 +33,7 @@ def over_threads(
     batch_size, length, dim = shape
     work = batch_size * length * dim * width
     most = max(batch_size, length)
-    threads = (
-        min(torch.get_num_threads(), work // THREADED_WORK, most) if work > THREADED_WORK else 1
-    )
+    threads = min(torch.get_num_threads(), work // THREADED_WORK, most)
     if threads < 2:
         return run(slice(0, batch_size), slice(0, length))
     by_sets = batch_size >= threads

@@ -75,7 +75,7 @@ def test_the_set_convolution_of_convcnp():
     weights = torch.exp(-squared / (2 * length**2))
     density = weights.sum(1)
     signal = torch.einsum("bnk,bn->bk", weights, elements[..., 2]) / density
-    assert_close(encoder(elements), torch.stack([density, signal], -1), rtol=1e-10, atol=1e-12)
+    assert_close(encoder(elements), torch.stack([density, signal], -1), **TIGHT)
 
 
 def test_fisher_vectors():
@@ -89,7 +89,7 @@ def test_fisher_vectors():
     offsets = (elements[:, :, None] - centres) / sigma  # (B, n, K, 3)
     posterior = torch.softmax(-0.5 * offsets.square().sum(-1), -1).unsqueeze(-1)
     expected = torch.cat([(posterior * v).sum(1) for v in (offsets, offsets.square() - 1)], -1)
-    assert_close(encoder(elements), expected, rtol=1e-10, atol=1e-12)
+    assert_close(encoder(elements), expected, **TIGHT)
 
 
 # ---- weights -------------------------------------------------------------------------------------
@@ -133,6 +133,24 @@ def test_elements_outside_are_counted(outside):
     moved = elements.clamp(0, 1)[:, :2] if outside == "clamp" else elements[:, :1]
     found = encoder.update(encoder.initial_state(), elements, mask=mask)
     assert_close(encoder.readout(found), encoder(moved), **TIGHT)
+
+
+def test_files_say_how_many_elements_were_outside(tmp_path):
+    rows, states = tmp_path / "rows.csv", tmp_path / "states.arrow"
+    rows.write_text("event,x,y\n" + "1,0.5,0.5\n2,7,0.5\n1,0.2,-3\n2,0.1,0.9\n")
+    grid = setfold.Grid((0, 0), (1, 1), (40, 40))
+    parts = [setfold.PlacedSlotEncoder(2, grid, outside=choice) for choice in ("clamp", "drop")]
+    for encoder, expected in (
+        (parts[0], 2),
+        (setfold.Composition(setfold.Concat(parts)), 4),
+        (setfold.Pool(2, "max"), None),
+    ):
+        out = tmp_path / f"{expected}.parquet"
+        summary = setfold.encode_sets(encoder, rows, out, set="event", states=states)
+        assert summary.outside == expected
+        again = setfold.readout_states(states, tmp_path / f"again-{expected}.npz")
+        assert again.outside == expected
+        states.unlink()
 
 
 # ---- gradients -----------------------------------------------------------------------------------
@@ -354,6 +372,16 @@ def test_the_example_of_a_lidar_tile_runs(tmp_path):
     assert "120,000 points in 65,536 slots, 0 outside" in done.stdout
     assert float(done.stdout.split("differ by ")[1]) < 1e-8
     assert (tmp_path / "tile.png").stat().st_size > 10_000
+
+
+def test_the_example_that_measures_many_slots_runs():
+    program = ROOT / "docs" / "examples" / "many_slots.py"
+    command = [sys.executable, program, "500"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    *times, tables = done.stdout.splitlines()
+    assert [line[:3] for line in times] == ["1-D", "2-D", "3-D"]
+    assert float(tables.split("slots: ")[1].split(" MB instead of 1.05 GB")[0]) < 0.5
 
 
 def test_the_example_that_draws_slots_runs(tmp_path):

@@ -77,8 +77,7 @@ def test_gradients_reach_every_parameter(base, reader):
 @torch.no_grad()
 def test_measurements_are_those_of_all_pixels(reader, monkeypatch):
     monkeypatch.setattr(completion, "IMAGES", 5)  # of 8, so that the last batch is smaller
-    monkeypatch.setattr(completion, "TESTED", 8)  # every second of 16
-    task = replace(FACES, reader=READERS[reader])
+    task = replace(FACES, reader=READERS[reader], tested=8)  # every second of 16
     model, numbers = built(task), (10, 40)
     found = task.completed(model, numbers)
     images = torch.tensor(pictures(task, "test")[::2]).flatten(1, 2)
@@ -94,6 +93,14 @@ def test_measurements_are_those_of_all_pixels(reader, monkeypatch):
         assert found["nll"][place] == pytest.approx(-likelihood, rel=1e-5)
         error = (mean.double() - images).square().mean().item()
         assert found["error"][place] == pytest.approx(error, rel=1e-5)
+
+
+def test_all_models_are_measured_on_as_many_pictures_unless_a_task_says_otherwise(monkeypatch):
+    model = built(FACES)
+    fewer = replace(FACES, tested=4).completed(model, (10,))
+    monkeypatch.setattr(completion, "TESTED", 4)
+    assert FACES.completed(model, (10,)) == fewer
+    assert replace(FACES, tested=16).completed(model, (10,)) != fewer
 
 
 def test_validation_covers_the_numbers_of_training():

@@ -15,6 +15,7 @@ from experiments.pools import (
     Combine,
     DeepSets,
     Hierarchy,
+    LinearMean,
     Slots,
     SlottedPool,
     Transformer,
@@ -24,6 +25,7 @@ from experiments.pools import (
 ONE_PASS = [
     DeepSets(),
     DeepSets(("max", "mean")),
+    LinearMean(12),
     Slots(4, 8),
     Slots(4, 8, ("weighted_mean", "max"), slots="learned", similarity="cosine"),
     Slots(4, 8, ("max", "mass"), attention="softmax"),

@@ -314,7 +314,6 @@ def test_a_loss_that_is_not_finite_is_named_with_its_step():
         ({"loss": lambda found, wanted: 1.0}, "got float"),
         ({"validation": []}, "no validation sets"),
     ],
-    ids=str,
 )
 def test_wrong_arguments_are_explained(options, message):
     given = {"sets": make_sets(), "loss": cross_entropy} | options

@@ -82,7 +82,7 @@ def test_parts_that_still_run_keep_their_elements(monkeypatch):
         seen.append(run)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(dispatch, "over_threads", interrupted)
+    monkeypatch.setattr(dispatch, "_in_parts", interrupted)
     case = make_case((1, 50, 3, 4), "some")
     with pytest.raises(KeyboardInterrupt):
         dispatch.sums(case.elements.clone(), case.mask.clone(), case.matrix, "sigmoid")

@@ -37,13 +37,15 @@ def clone(tmp_path_factory):
     return root
 
 
-def cut(clone, to):
-    """A copy of a clone with the smallest sources: to compile all kernels takes long."""
-    shutil.copytree(clone, to)
-    for source in (to / "setfold/native/src").iterdir():
-        if source.name not in ("cpu.c", "export.h"):
-            source.unlink()
-    return to
+@pytest.fixture
+def small(clone, tmp_path):
+    """A clone without kernels, which compiles at once."""
+    root = tmp_path / "clone"
+    shutil.copytree(clone, root)
+    sources = root / "setfold/native/src"
+    for kernel in set(sources.glob("*.c")) - {sources / "cpu.c"}:
+        kernel.unlink()
+    return root
 
 
 def make(hook, clone, out, **environ):
@@ -115,27 +117,24 @@ def test_without_a_compiler_the_wheel_is_pure_and_says_so_in_a_line(clone, tmp_p
 
 
 @compiles
-def test_an_editable_install_compiles_in_place(clone, tmp_path):
-    root = cut(clone, tmp_path / "clone")
-    wheel, _ = make("build_editable", root, tmp_path / "dist")
+def test_an_editable_install_compiles_in_place(small, tmp_path):
+    wheel, _ = make("build_editable", small, tmp_path / "dist")
     assert wheel.name.endswith("-py3-none-any.whl")
     names, _ = unpack(wheel, tmp_path / "installed")
     assert [name for name in names if name.endswith(".pth")]
     assert LIBRARY not in names
-    assert (root / LIBRARY).read_bytes() != b"stale"
+    assert (small / LIBRARY).read_bytes() != b"stale"
 
 
-def test_an_editable_install_without_a_compiler_removes_a_stale_library(clone, tmp_path):
-    root = tmp_path / "clone"
-    shutil.copytree(clone, root)
-    _, said = make("build_editable", root, tmp_path / "dist", CC="no-such-compiler")
+def test_an_editable_install_without_a_compiler_removes_a_stale_library(small, tmp_path):
+    _, said = make("build_editable", small, tmp_path / "dist", CC="no-such-compiler")
     assert said.count("setfold: no compiled kernels") == 1
-    assert not (root / LIBRARY).exists()
+    assert not (small / LIBRARY).exists()
 
 
 @compiles
-def test_the_source_distribution_has_sources_alone_and_builds(clone, tmp_path):
-    archive, _ = make("build_sdist", cut(clone, tmp_path / "clone"), tmp_path / "dist")
+def test_the_source_distribution_has_sources_alone_and_builds(small, tmp_path):
+    archive, _ = make("build_sdist", small, tmp_path / "dist")
     with tarfile.open(archive) as contents:
         contents.extractall(tmp_path, filter="data")
     root = tmp_path / archive.name.removesuffix(".tar.gz")

@@ -26,7 +26,7 @@ from torch import Tensor
 from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.state import SetState
 from setfold.core.state_files import check_counts, fields_from
-from setfold.core.statistic import Fields, identity
+from setfold.core.statistic import OUTSIDE, Fields, identity
 from setfold.errors import InputError, StateMismatchError
 from setfold.files.tables.arrow import (
     FRAME,
@@ -106,6 +106,14 @@ class StateTable:
     def nbytes(self) -> int:
         """The size in memory, without the slots that all sets share."""
         return self.sets.nbytes + self.count.nbytes + sum(r.nbytes for r in self.rows.values())
+
+    @property
+    def outside(self) -> int | None:
+        """How many elements are outside the grids of the encoder; None if it has no grid."""
+        counts = [
+            rows.parts[0] for name, rows in self.rows.items() if name.split("/")[-1] == OUTSIDE
+        ]
+        return round(sum(count.sum().item() for count in counts)) if counts else None
 
     @property
     def state(self) -> SetState:
