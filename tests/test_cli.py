@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 import setfold
 from setfold import cli
 from setfold.laws.gallery import EXHIBITS
+from setfold.native import library
 from tests.files.readers.written import FORMATS
 from tests.small import draw, make
 
@@ -99,6 +100,13 @@ def test_help_has_examples(command):
     assert f"setfold {command} encoder.safetensors" in result.output
 
 
+def test_info_without_a_file_names_the_kernels(run):
+    code, output, _ = run("info")
+    assert code == 0
+    assert library.describe() in " ".join(output.split())
+    assert torch.__version__ in output
+
+
 def test_help_names_the_commands(run):
     code, output, _ = run("--help")
     assert code == 0
@@ -107,7 +115,9 @@ def test_help_names_the_commands(run):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["check"], ["nonsense"], ["check", "x", "--nonsense"], ["info"]], ids=" ".join
+    "arguments",
+    [["check"], ["nonsense"], ["check", "x", "--nonsense"], ["info", "--verify"]],
+    ids=" ".join,
 )
 def test_wrong_usage_is_exit_code_2(run, arguments):
     code, _, errors = run(*arguments)

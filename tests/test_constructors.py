@@ -180,6 +180,18 @@ CONSTRUCTORS = [
         {"dim": SIZE, "dim_linear": SIZE, "dim_out": SIZE, "hidden": SIZE, "dropout": "share"},
     ),
     Built(
+        setfold.GridHead,
+        {"dim_linear": 2, "channels": 3, "shape": (2, 2), "dim_out": 2},
+        {
+            "dim_linear": SIZE,
+            "channels": SIZE,
+            "shape": "sizes",
+            "dim_out": SIZE,
+            "hidden": SIZE,
+            "dropout": "share",
+        },
+    ),
+    Built(
         setfold.NumberColumn,
         {"name": "x"},
         {"name": "text", "center": "number", "scale": "positive", "log": FLAG, "missing": FLAG},

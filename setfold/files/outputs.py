@@ -103,7 +103,7 @@ class ParquetSink(Sink):
 
     def _open_writer(self, schema: pa.Schema) -> pq.ParquetWriter:
         # Numbers hardly ever repeat, so dictionary encoding costs time and saves nothing, and
-        # compression saves a twelfth for half of the time. Other tools do not know the seal, but
+        # compression saves a twelfth for a third of the time. Other tools do not know the seal, but
         # many verify the checksums of pages.
         compressed = [field.name for field in schema if not pa.types.is_nested(field.type)]
         return pq.ParquetWriter(

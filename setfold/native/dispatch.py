@@ -143,7 +143,8 @@ def gradients(
         check(result)
         return out
 
-    return elements_grad, _in_parts(run, batch.shape, num_slots, torch.add, total)
+    matrix_grad = _in_parts(run, batch.shape, num_slots, torch.add, total)
+    return None if matrix_grad is None else (elements_grad, matrix_grad)
 
 
 def extrema(
@@ -207,7 +208,7 @@ def ragged_sums(
 ) -> Tensor | None:
     """`sums` (S, K, d + 1) of ragged rows (N, d), with the set of each row in `index` (N,).
 
-    None, too, if an index is not from 0 to S - 1.
+    None, too, if an index is not from 0 to S - 1, or a logit is not finite.
     """
     library = choice.kernels
     if library is None or elements.dim() != 2 or not is_plain(elements):
@@ -226,7 +227,7 @@ def ragged_sums(
         *(elements.data_ptr(), index.data_ptr(), *elements.shape, batch_size),
         *(matrix.data_ptr(), matrix.shape[1], ATTENTIONS[attention], out.data_ptr()),
     )
-    if result == BAD_INDEX:
+    if result in (BAD_INDEX, NOT_FINITE):
         return None
     check(result)
     return out
@@ -249,6 +250,8 @@ def one_set_sums(elements: Tensor, matrix: Tensor, attention: str) -> Tensor | N
         *(elements.data_ptr(), 0, None, 0, 1, length, width),
         *(matrix.data_ptr(), num_slots, ATTENTIONS[attention], out.data_ptr()),
     )
+    if result == NOT_FINITE:
+        return None
     check(result)
     return out
 
@@ -272,6 +275,8 @@ def encode(
         *(elements.data_ptr(), length, width, matrix.data_ptr(), num_slots, ATTENTIONS[attention]),
         *(values.data_ptr(), dim_out, divisor, out.data_ptr()),
     )
+    if result == NOT_FINITE:
+        return None
     check(result)
     return out
 
@@ -342,10 +347,16 @@ def is_plain(tensor: Tensor) -> bool:
     )
 
 
+class _NotFiniteError(Exception):
+    """A logit, a weight or a value is not finite: torch computes what it can, and raises if not."""
+
+
 def check(result: int) -> None:
     """Raise MemoryError if a kernel returned that it could not allocate its buffers."""
     if result == NO_MEMORY:
         raise MemoryError("a kernel of setfold could not allocate its buffers.")
+    if result == NOT_FINITE:
+        raise _NotFiniteError
     assert result == 0
 
 
@@ -356,10 +367,16 @@ def _in_parts(
     join: Callable[[Any, Any], Any],
     gather: Callable[[list[Any]], Any],
 ) -> Any:
-    """Run a kernel on all sets at once, or on parts of a large batch; see `threads`."""
-    if prod(shape) * width <= threads.THREADED_WORK:
-        return run(slice(0, shape[0]), slice(0, shape[1]))
-    return threads.over_threads(run, shape, width, join, gather)
+    """Run a kernel on all sets at once, or on parts of a large batch; see `threads`.
+
+    None if a logit is not finite.
+    """
+    try:
+        if prod(shape) * width <= threads.THREADED_WORK:
+            return run(slice(0, shape[0]), slice(0, shape[1]))
+        return threads.over_threads(run, shape, width, join, gather)
+    except _NotFiniteError:
+        return None
 
 
 def _join_softmax(

@@ -135,6 +135,15 @@ MODELS = {
         setfold.PlacedSlotEncoder(3, setfold.Grid((0, 0), (1, 1), (4, 4))),
         head=nn.Sequential(setfold.SlotGrid((4, 4)), nn.Conv2d(1, 2, 3)),
     ),
+    "grid head": lambda: setfold.Composition(
+        setfold.Concat(
+            [
+                setfold.Pool(3),
+                setfold.PlacedSlotEncoder(3, setfold.Grid((0, 0), (1, 1), (4, 4))),
+            ]
+        ),
+        head=setfold.GridHead(dim_linear=3, channels=1, shape=(4, 4), dim_out=2),
+    ),
     "concat by name": lambda: setfold.Concat({"pool": setfold.Pool(3), "slots": slot_set()}),
     "plain attention": lambda: setfold.GatedAttentionPool(3, 4, gated=False, bias=False),
     "set transformer": lambda: setfold.SetTransformer(

@@ -90,3 +90,12 @@ def test_bad_numbers_are_refused_unless_they_are_hidden(place):
     mask[0, place] = False
     best, _ = dispatch.extrema(case.elements, mask, *arguments)
     assert best.isfinite().all()
+
+
+@pytest.mark.parametrize("overflowing", ["scores", "values"])
+def test_numbers_that_overflow_on_the_way_are_refused(overflowing):
+    case = make_case((1, 20, 3, 4))
+    values = torch.randn(4, 2)
+    (case.matrix if overflowing == "scores" else values).mul_(1e38)
+    case.elements.mul_(100)
+    assert dispatch.extrema(*case, "softmax", values, True, True) is None

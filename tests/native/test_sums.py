@@ -227,11 +227,11 @@ def test_a_bad_number_shows_in_every_result(bad, place):
             dispatch.sums(*case, attention),
             dispatch.ragged_sums(rows, index, 1, case.matrix, attention),
             dispatch.encode(case.elements, case.matrix, attention, values, 1),
-            dispatch.gradients(*case, attention, upstream)[1],
+            dispatch.gradients(*case, attention, upstream),
         ]
-        assert not any(bool(result.isfinite().all()) for result in found)
+        assert found == [None] * 4  # torch must decide
         assert dispatch.extrema(*case, attention, values, True, True) is None
-    assert not dispatch.softmax(*case)[1].isfinite().all()
+    assert dispatch.softmax(*case) is None
 
 
 @kernels

@@ -3,6 +3,8 @@
 #ifndef SETFOLD_ATTENTION_H
 #define SETFOLD_ATTENTION_H
 
+#include <float.h>
+
 #include "export.h"
 #include "matrix.h"
 
@@ -17,7 +19,7 @@ typedef struct {
     int64_t dim, slots, width; /* width: slots, padded */
     int attention;
     const float *matrix; /* (dim, width) */
-    const float *offset; /* (width): -inf for the padding */
+    const float *offset; /* (width): the lowest number for the padding */
     const float *real;   /* (width): 1 for slots, 0 for the padding */
     float *peaks;        /* (width), for EXPONENTIAL */
 } Scores;
@@ -36,10 +38,19 @@ HELPER Scores make_scores(Scratch *scratch, const float *matrix, int64_t dim, in
     for (int64_t j = 0; j < width; j++) peaks[j] = 0;
     if (slots < width) {
         pad(matrix, dim, slots, copy, 0);
-        pad(matrix + dim * slots, 1, slots, copy + dim * width, -INFINITY);
+        pad(matrix + dim * slots, 1, slots, copy + dim * width, -FLT_MAX);
         matrix = copy;
     }
     return (Scores){dim, slots, width, attention, matrix, matrix + dim * width, real, peaks};
+}
+
+/* The logits of a block of rows. Returns 0, or NaN if one of them is not finite: a product in one
+ * step may hide that partial sums overflow with both signs, so torch must decide. */
+HELPER vec compute_logits(const Scores *scores, const float *elements, int64_t rows,
+                          float *logits) {
+    multiply((Left){elements, scores->dim, 1}, scores->matrix, rows, scores->dim, scores->width,
+             logits, scores->offset);
+    return defect(logits, rows * scores->width);
 }
 
 /* sigmoid(x), at least 1e-38; NaN for NaN. */

@@ -16,6 +16,7 @@ typedef struct {
     float *weights;      /* (BLOCK, width) */
     float *values;       /* (BLOCK, wide) */
     float *best;         /* (slots, wide) */
+    vec bad;             /* NaN if a logit, a weight or a value is not finite */
     int32_t *blocks;     /* (slots, wide): the block in which the best was found */
 } Search;
 
@@ -58,17 +59,10 @@ static int64_t evaluate(Search *search, const float *elements, const uint8_t *sh
     }
     Left left = {shown ? search->elements : x, dim, 1};
     const Scores *scores = &search->scores;
-    multiply(left, scores->matrix, rows, dim, scores->width, search->weights, scores->offset);
+    search->bad += compute_logits(scores, left.start, rows, search->weights);
     weigh(scores, search->weights, rows, NULL);
     multiply(left, search->right, rows, dim, search->wide, search->values, search->offset);
     return rows;
-}
-
-/* 0 if all numbers are finite, else NaN; the count is a multiple of LANES. */
-static vec defect(const float *numbers, int64_t count) {
-    vec found = spread(0);
-    for (int64_t v = 0; v < count; v += LANES) found += load(numbers + v) * 0.0f;
-    return found;
 }
 
 static void raise_block(Search *search, int64_t rows, int32_t number) {
@@ -157,7 +151,7 @@ KERNEL(setfold_extrema)(const float *elements, int64_t step, const uint8_t *show
     search.blocks = take(&scratch, slots * wide * sizeof(int32_t));
     int32_t *first = take(&scratch, (blocks + 1) * sizeof(int32_t));
     int32_t *next = take(&scratch, slots * out * sizeof(int32_t));
-    vec bad = spread(0);
+    search.bad = spread(0);
     for (int64_t set = 0; set < sets; set++) {
         const float *x = elements + set * step;
         const uint8_t *some = shown ? shown + set * shown_step : NULL;
@@ -165,7 +159,7 @@ KERNEL(setfold_extrema)(const float *elements, int64_t step, const uint8_t *show
         memset(search.blocks, 0, slots * wide * sizeof(int32_t));
         for (int64_t block = 0; block < blocks; block++) {
             int64_t rows = evaluate(&search, x, some, length, block);
-            bad += defect(search.weights, rows * width) + defect(search.values, rows * wide);
+            search.bad += defect(search.weights, rows * width) + defect(search.values, rows * wide);
             raise_block(&search, rows, (int32_t)block);
         }
         int64_t place = set * slots * out;
@@ -178,5 +172,5 @@ KERNEL(setfold_extrema)(const float *elements, int64_t step, const uint8_t *show
             memset(winners + place, 0, slots * out * sizeof(int64_t));
     }
     free(scratch.block);
-    return sum_of(bad) == 0 ? DONE : NOT_FINITE;
+    return sum_of(search.bad) == 0 ? DONE : NOT_FINITE;
 }

@@ -165,6 +165,13 @@ HELPER void pad(const float *from, int64_t rows, int64_t width, float *to, float
 
 INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
+/* 0 if all numbers are finite, else NaN; the count is a multiple of LANES. */
+HELPER vec defect(const float *numbers, int64_t count) {
+    vec found = spread(0);
+    for (int64_t v = 0; v < count; v += LANES) found += load(numbers + v) * 0.0f;
+    return found;
+}
+
 /* Scratch memory of one call, aligned to vectors. Each part is taken from the rest. */
 typedef struct {
     void *block;

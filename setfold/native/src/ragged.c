@@ -68,6 +68,7 @@ KERNEL(setfold_ragged_sums)(const float *elements, const int64_t *index, int64_t
     if (!in_range(index, rows, sets)) return BAD_INDEX;
     int sorted = is_sorted(index, rows);
     Scratch scratch;
+    vec bad = spread(0);
     if (!allocate(&scratch, room_of_scores(dim, slots) + room_of(block * width * 4) +
                                 room_of((dim + 1) * width * 4) + room_of(block * dim * 4) +
                                 (sorted ? 0 : room_of((sets + 1) * 8) + room_of(rows * 8))))
@@ -89,7 +90,7 @@ KERNEL(setfold_ragged_sums)(const float *elements, const int64_t *index, int64_t
             gather(elements, order + start, some, rows - start, dim, gathered);
             x = gathered;
         }
-        multiply((Left){x, dim, 1}, scores.matrix, some, dim, width, weights, scores.offset);
+        bad += compute_logits(&scores, x, some, weights);
         weigh(&scores, weights, some, NULL);
         for (int64_t i = 0, stop; i < some; i = stop) {
             if (order) {
@@ -104,5 +105,5 @@ KERNEL(setfold_ragged_sums)(const float *elements, const int64_t *index, int64_t
         }
     }
     free(scratch.block);
-    return DONE;
+    return sum_of(bad) == 0 ? DONE : NOT_FINITE;
 }

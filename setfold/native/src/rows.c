@@ -12,12 +12,12 @@ typedef float unaligned_quad __attribute__((vector_size(16), aligned(4), may_ali
 
 enum { FLOAT32, FLOAT64, INT8, INT16, INT32, INT64, UINT8, UINT16, UINT32, UINT64 };
 
-#define CONVERT(kind, type)                                                   \
-    case kind:                                                                \
-        for (int64_t i = 0; i < rows; i++) to[i] = ((const type *)from)[i];   \
+#define CONVERT(kind, type)                                                                        \
+    case kind:                                                                                     \
+        for (int64_t i = 0; i < rows; i++) to[i] = ((const type *)from)[i];                        \
         break;
-#define SKIP(kind, type) \
-    case kind:           \
+#define SKIP(kind, type)                                                                           \
+    case kind:                                                                                     \
         return (const type *)from + start;
 
 /* Numbers of a column from a row on. */
@@ -32,7 +32,8 @@ static const void *part_of(const void *from, int8_t kind, int64_t start) {
         SKIP(UINT16, uint16_t)
         SKIP(UINT32, uint32_t)
         SKIP(UINT64, uint64_t)
-        default: return (const float *)from + start;
+    default:
+        return (const float *)from + start;
     }
 }
 
@@ -48,7 +49,8 @@ static const float *as_floats(const void *from, int8_t kind, int64_t rows, float
         CONVERT(UINT16, uint16_t)
         CONVERT(UINT32, uint32_t)
         CONVERT(UINT64, uint64_t)
-        default: return from;
+    default:
+        return from;
     }
     return to;
 }
@@ -73,7 +75,8 @@ INLINE void turn_four(const float *const *columns, int64_t rows, int64_t step, f
         for (int l = 0; l < 4; l++) out[i * step + l] = columns[l][i];
 }
 
-/* columns (dim) are pointers to `rows` numbers each, of the given kinds; out (rows, dim) is written. */
+/* columns (dim) are pointers to `rows` numbers each, of the given kinds; out (rows, dim) is
+ * written. */
 KERNEL(setfold_stack_columns)(const void *const *columns, const int8_t *kinds, int64_t rows,
                               int64_t dim, float *out) {
     float room[4][BLOCK];

@@ -33,6 +33,7 @@ KERNEL(setfold_softmax)(const float *elements, int64_t step, const uint8_t *show
                         const float *matrix, int64_t slots, double *peaks, double *sums) {
     int64_t width = padded(slots), block = block_rows(dim, width);
     Scratch scratch;
+    vec bad = spread(0);
     if (!allocate(&scratch, room_of_scores(dim, slots) + room_of(block * width * 4) +
                                 room_of_sums(dim, width)))
         return NO_MEMORY;
@@ -46,7 +47,7 @@ KERNEL(setfold_softmax)(const float *elements, int64_t step, const uint8_t *show
             int64_t rows = least(block, length - start);
             const float *x = elements + set * step + start * dim;
             const uint8_t *some = shown ? shown + set * shown_step + start : NULL;
-            multiply((Left){x, dim, 1}, scores.matrix, rows, dim, width, weights, scores.offset);
+            bad += compute_logits(&scores, x, rows, weights);
             raise_peaks(&scores, &found, weights, rows, some);
             exponentiate(&scores, weights, rows, some);
             add_block(&found, x, weights, rows);
@@ -56,5 +57,5 @@ KERNEL(setfold_softmax)(const float *elements, int64_t step, const uint8_t *show
         write_sums(&found, slots, sums + set * slots * (dim + 1));
     }
     free(scratch.block);
-    return DONE;
+    return sum_of(bad) == 0 ? DONE : NOT_FINITE;
 }

@@ -12,6 +12,7 @@ KERNEL(setfold_sums)(const float *elements, int64_t step, const uint8_t *shown, 
                      int attention, double *sums) {
     int64_t width = padded(slots), block = block_rows(dim, width);
     Scratch scratch;
+    vec bad = spread(0);
     if (!allocate(&scratch, room_of_scores(dim, slots) + room_of(block * width * 4) +
                                 room_of_sums(dim, width)))
         return NO_MEMORY;
@@ -23,7 +24,7 @@ KERNEL(setfold_sums)(const float *elements, int64_t step, const uint8_t *shown, 
         for (int64_t start = 0; start < length; start += block) {
             int64_t rows = least(block, length - start);
             const float *x = elements + set * step + start * dim;
-            multiply((Left){x, dim, 1}, scores.matrix, rows, dim, width, weights, scores.offset);
+            bad += compute_logits(&scores, x, rows, weights);
             weigh(&scores, weights, rows, shown ? shown + set * shown_step + start : NULL);
             add_block(&found, x, weights, rows);
         }
@@ -31,7 +32,7 @@ KERNEL(setfold_sums)(const float *elements, int64_t step, const uint8_t *shown, 
         write_sums(&found, slots, sums + set * slots * (dim + 1));
     }
     free(scratch.block);
-    return DONE;
+    return sum_of(bad) == 0 ? DONE : NOT_FINITE;
 }
 
 /* The encoding (slots, out) of one small set: sum_i W_ij v_i / divisor, with values v_i = [x_i, 1]
@@ -43,6 +44,7 @@ KERNEL(setfold_encode)
     int few = length < slots; /* elements: then their values are cheaper than those of the sums */
     int64_t rows = few ? length : block_rows(dim, width);
     Scratch scratch;
+    vec bad = spread(0);
     if (!allocate(&scratch, room_of_scores(dim, slots) + room_of(rows * width * 4) +
                                 room_of((few ? length * wide : numbers * width) * 4) +
                                 room_of(numbers * wide * 4) + room_of(slots * wide * 4)))
@@ -60,7 +62,7 @@ KERNEL(setfold_encode)
     for (int64_t start = 0; start < length; start += rows) {
         int64_t some = least(rows, length - start);
         const float *x = elements + start * dim;
-        multiply((Left){x, dim, 1}, scores.matrix, some, dim, width, weights, scores.offset);
+        bad += compute_logits(&scores, x, some, weights);
         weigh(&scores, weights, some, NULL);
         if (few) continue;
         multiply_add((Left){x, 1, dim}, weights, dim, some, width, middle);
@@ -75,7 +77,7 @@ KERNEL(setfold_encode)
     for (int64_t j = 0; j < slots; j++)
         for (int64_t c = 0; c < out; c++) encoding[j * out + c] = found[j * wide + c] / divisor;
     free(scratch.block);
-    return DONE;
+    return sum_of(bad) == 0 ? DONE : NOT_FINITE;
 }
 
 /* The gradients of `setfold_sums`, or of `setfold_softmax` given its peaks (sets, slots).
@@ -90,6 +92,7 @@ KERNEL(setfold_gradients)(const float *elements, int64_t step, const uint8_t *sh
                           int64_t grad_step) {
     int64_t width = padded(slots), wide = padded(dim), block = block_rows(dim, 2 * width);
     Scratch scratch;
+    vec bad = spread(0);
     if (!allocate(&scratch, room_of_scores(dim, slots) + 2 * room_of(block * width * 4) +
                                 room_of_sums(dim, width) + room_of((dim + 1) * width * 4) +
                                 2 * room_of(slots * wide * 4) + room_of(block * wide * 4)))
@@ -118,7 +121,7 @@ KERNEL(setfold_gradients)(const float *elements, int64_t step, const uint8_t *sh
             int64_t rows = least(block, length - start);
             const float *x = elements + set * step + start * dim;
             Left left = {x, dim, 1};
-            multiply(left, scores.matrix, rows, dim, width, weights, scores.offset);
+            bad += compute_logits(&scores, x, rows, weights);
             multiply(left, turned, rows, dim, width, grads, turned + dim * width);
             const uint8_t *some = shown ? shown + set * shown_step + start : NULL;
             weigh_back(&scores, weights, grads, rows, some);
@@ -135,5 +138,5 @@ KERNEL(setfold_gradients)(const float *elements, int64_t step, const uint8_t *sh
     for (int64_t l = 0; l <= dim; l++)
         for (int64_t j = 0; j < slots; j++) matrix_grad[l * slots + j] = found.total[l * width + j];
     free(scratch.block);
-    return DONE;
+    return sum_of(bad) == 0 ? DONE : NOT_FINITE;
 }
