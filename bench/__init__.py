@@ -17,7 +17,7 @@ that a slow phase of the machine affects all of them.
     timing.py     the interleaved timer
     results.py    dataclasses for measurements and targets
     speed.py      targets 1, 3, 7, 11, 12 and 13: whole sets, all peers and all encoders
-    instructions.py  compiled kernels by instruction set;  roofline.py  the limits of the core
+    instructions.py  compiled kernels by instruction set;  roofline.py, peak.c  its limits
     folds.py      setfold.fold compared with one call on the whole set
     memory.py     targets 2 and 8: peak memory, each measured in a separate process
     gradients.py  target 9: training steps by kind of gradient;  disk.py  one step from a file

@@ -21,6 +21,7 @@ from bench import (
     disk,
     files,
     folds,
+    frames,
     gradients,
     instructions,
     memory,
@@ -37,7 +38,7 @@ from bench.peers import PEERS
 from bench.plan import EXTREME_SHAPES, FULL, MIDDLE, NARROW, QUICK, SHAPES, SMALL_LENGTHS, Plan
 from bench.results import Results, pass_name
 
-PARTS = ("peers", "sizes", "kernels", "encoders", "gradients", "files")
+PARTS = ("peers", "sizes", "kernels", "encoders", "gradients", "files", "frames")
 FILE_WIDTH = 145  # columns of output to a pipe or a file
 
 
@@ -63,6 +64,7 @@ def steps(plan: Plan, directory: Path, only: str | None = None) -> list[Step]:
         "encoders": encoder_steps(plan),
         "gradients": gradient_steps(plan, directory),
         "files": file_steps(plan, directory),
+        "frames": frame_steps(plan),
     }
     chosen = parts.values() if only is None else [parts[only]]
     return [Step("load all libraries", _load), *chain(*chosen)]
@@ -168,6 +170,12 @@ def file_steps(plan: Plan, directory: Path) -> list[Step]:
         return []
     run = partial(files.compare, plan=plan, directory=directory)
     return [Step(f"sets in files, n = {plan.file_rows:,}", run)]
+
+
+def frame_steps(plan: Plan) -> list[Step]:
+    """Return the measurements of sets in data frames."""
+    run = partial(frames.compare, plan=plan)
+    return [Step(f"sets in data frames, n = {plan.frame_rows:,}", run)]
 
 
 def _load(results: Results) -> None:

@@ -77,6 +77,11 @@ def statistics(shape: Shape) -> setfold.Composition:
     return setfold.Composition(encoder, head=nn.Linear(encoder.dim_readout, shape.dim_out))
 
 
+def covariance(shape: Shape) -> setfold.Composition:
+    head = nn.Sequential(nn.Flatten(), nn.Linear((1 + shape.dim_in) * shape.dim_in, shape.dim_out))
+    return setfold.Composition(setfold.Covariance(shape.dim_in), head=head)
+
+
 def set_norm(shape: Shape) -> setfold.LayeredSetEncoder:
     layers = [setfold.SetNorm(shape.dim_out)]
     return setfold.LayeredSetEncoder(layers, setfold.Pool(shape.dim_out, "max"), features(shape))
@@ -220,6 +225,7 @@ FAMILIES = (
         (
             Pair(Peer("setfold Pool", pool)),
             Pair(Peer("setfold SummaryStatistics", statistics)),
+            Pair(Peer("setfold Covariance", covariance)),
             Pair(PEERS["setfold DeepSets"], PEERS["PyG DeepSets"]),
             Pair(Peer(EQUIVARIANT, equivariant_deep_sets)),
             Pair(Peer("setfold SetNorm", set_norm)),
@@ -273,8 +279,8 @@ ENCODER_NOTES = (
     "of any width; slot-attention does not.",
     "PlacedSlotEncoder has K slots on a grid over the first two columns and is followed by a "
     "Linear layer.",
-    "Pool and SummaryStatistics are followed by a linear layer to d_out. SetNorm follows the "
-    "network of Deep Sets and is followed by a maximum. EquivariantDeepSets has "
+    "Pool, SummaryStatistics and Covariance are followed by a linear layer to d_out. SetNorm "
+    "follows the network of Deep Sets and is followed by a maximum. EquivariantDeepSets has "
     f"{LAYERS} layers. These output one vector instead of K.",
     "AttentionPool with heads has an output projection, like MultiheadAttention.",
     "Concat has three parts: a maximum, K slots with a mean, and AttentionPool. Three calls are "

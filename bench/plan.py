@@ -33,7 +33,7 @@ class Plan:
         attention_lengths: set sizes n for comparing with attention, ascending.
         extreme_length: set size for max and min, small enough for the literal algorithm.
         roofline_bytes: size of the sets for the roofline, larger than the caches.
-        product_width: width of the square matrices for measuring peak arithmetic.
+        product_width: width of the square matrices that measure arithmetic without a compiler.
         rounds: smallest and largest number of rounds.
         budget: seconds after which no further round starts.
         encoder_rounds, encoder_budget: the same for timing every encoder; some are slow.
@@ -56,6 +56,8 @@ class Plan:
         file_rows: number of elements in the files.
         file_small_sets: number of small sets in files, of about ten elements each.
         file_rounds: number of rounds for the files.
+        frame_rows: number of elements in the data frames.
+        frame_rounds: number of rounds for the data frames.
     """
 
     lengths: tuple[int, ...] = (1_000, 10_000, 100_000)
@@ -87,6 +89,8 @@ class Plan:
     file_rows: int = 4_000_000
     file_small_sets: int = 100_000
     file_rounds: int = 3
+    frame_rows: int = 1_000_000
+    frame_rounds: int = 11
 
     @property
     def for_encoders(self) -> Plan:
@@ -131,6 +135,8 @@ QUICK = Plan(
     file_rows=4_000,
     file_small_sets=100,
     file_rounds=1,
+    frame_rows=4_000,
+    frame_rounds=1,
 )
 
 
@@ -190,6 +196,7 @@ class Bounds:
     files_small_sets: float = 3.0
     files_linear: float = 2.2
     files_flat: float = 1.1
+    frames: float = 1.5
 
 
 def _by_shape(*bounds: float) -> dict[Shape, float]:

@@ -133,7 +133,7 @@ def _draw_roofline(results: Results) -> Any:
     roof = [reading * left, arithmetic, arithmetic]
     axes.plot([left, ridge, right], roof, color=INK, linewidth=2)
     axes.annotate(
-        f"matrix product, {arithmetic:.0f} GFLOP/s",
+        f"arithmetic, {arithmetic:.0f} GFLOP/s",
         (right, arithmetic),
         (0, 5),
         textcoords="offset points",
@@ -166,7 +166,7 @@ def _draw_roofline(results: Results) -> Any:
     axes.yaxis.set_minor_formatter("{x:g}")
     axes.set_xlabel("counted operations per byte of the set")
     axes.set_ylabel("GFLOP/s")
-    axes.set_title(f"{OURS} and the limits of one core; % of the matrix product's GFLOP/s")
+    axes.set_title(f"{OURS} and the limits of one core; % of its arithmetic")
     figure.legend(loc="lower center", ncols=2, frameon=False, fontsize=9)
     figure.tight_layout(rect=(0, 0.15, 1, 1))
     return figure

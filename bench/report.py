@@ -15,6 +15,7 @@ from rich.table import Table
 from bench.encoders import ENCODER_NOTES, ENCODERS
 from bench.files import FILES_NOTES, READING, SHAPE
 from bench.folds import passes
+from bench.frames import FRAMES_NOTES, KERNEL
 from bench.gradients import GRADIENT_NOTES, MODELS, Model
 from bench.instructions import INSTRUCTION_NOTES, contenders
 from bench.machine import described
@@ -80,6 +81,7 @@ def write(results: Results, facts: Facts, pictures: dict[str, str], directory: P
         "encoders": [cell.described() for cell in results.encoder_cells],
         "folds": [cost.described() for cost in results.folds],
         "files": [cost.described() for cost in results.files],
+        "frames": [cost.described() for cost in results.frames],
         "training steps": [cost.described() for cost in results.training_steps],
         "memory": [
             {**case._asdict(), "megabytes": megabytes} for case, megabytes in results.memory.items()
@@ -101,6 +103,7 @@ def show(results: Results, facts: Facts, console: Console) -> None:
         *encoder_tables(results),
         *gradient_tables(results),
         *file_tables(results),
+        *frame_tables(results),
     )
     for sheet in (*tables, target_sheet(results)):
         console.print(_drawn(sheet, console.width))
@@ -226,6 +229,17 @@ def file_tables(results: Results) -> Iterator[Sheet]:
             f"CPU time and peak memory, {power(cost.rows)} elements in {cost.files} files, {SHAPE}"
         )
         yield Sheet(title, ("", "ns / element", f"/ {READING}", "MB"), rows, "lrrr")
+
+
+def frame_tables(results: Results) -> Iterator[Sheet]:
+    """Make the table of sets in data frames: time per element, and ratio to the kernel."""
+    for cost in results.frames:
+        rows: list[Row] = []
+        for name in cost.timings.samples:
+            nanoseconds = cost.timings.seconds(name) / cost.rows * 1e9
+            rows.append((name, f"{nanoseconds:.0f}", f"{cost.timings.ratio(name, KERNEL):.2f}×"))
+        title = f"CPU time of encode_frame, {power(cost.rows)} elements, {SHAPE}"
+        yield Sheet(title, ("", "ns / element", f"/ {KERNEL}"), rows, "lrr")
 
 
 def time_sheets(what: str, cells: list[Cell], names: Iterable[str]) -> Iterator[Sheet]:
@@ -373,6 +387,7 @@ def _markdown(results: Results, facts: Facts, pictures: dict[str, str]) -> str:
     lines += _chapter("Every encoder", encoder_tables(results), ENCODER_NOTES)
     lines += _chapter("Gradients of sets that do not fit", gradient_tables(results), GRADIENT_NOTES)
     lines += _chapter("Sets in files", file_tables(results), FILES_NOTES)
+    lines += _chapter("Sets in data frames", frame_tables(results), FRAMES_NOTES)
     lines += ["", "## Pictures"] if pictures else []
     for file, caption in pictures.items():
         lines += ["", f"![{caption}]({file})"]

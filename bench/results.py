@@ -176,6 +176,22 @@ class FilesCost:
         }
 
 
+@dataclass(frozen=True)
+class FramesCost:
+    """Timings of all contenders on sets in data frames."""
+
+    rows: int
+    timings: Timings
+
+    def described(self) -> dict[str, Any]:
+        names = list(self.timings.samples)
+        return {
+            "elements": self.rows,
+            "rounds": self.timings.rounds,
+            "seconds": {name: self.timings.seconds(name) for name in names},
+        }
+
+
 TITLES = {
     1: "Speed on whole sets, sum and mean",
     2: "Peak memory above the input",
@@ -190,6 +206,7 @@ TITLES = {
     11: "Speed from one element to a million, and on one small set",
     12: "Cost of an element with many slots on a grid",
     13: "Speed of PyG's modules in setfold",
+    14: "Sets in data frames",
 }
 
 
@@ -254,6 +271,7 @@ class Results:
         memory: peak memory above the input after warm-up, in megabytes.
         training_steps: timings of training steps.
         files: measurements of sets in files.
+        frames: measurements of sets in data frames.
         omissions: measurements that were left out, and why.
         durations: name and seconds of each step of the run.
         targets: the targets and their results.
@@ -269,6 +287,7 @@ class Results:
     memory: dict[MemoryCase, float] = field(default_factory=dict)
     training_steps: list[StepCost] = field(default_factory=list)
     files: list[FilesCost] = field(default_factory=list)
+    frames: list[FramesCost] = field(default_factory=list)
     omissions: list[str] = field(default_factory=list)
     durations: list[tuple[str, float]] = field(default_factory=list)
     targets: list[Target] = field(default_factory=list)

@@ -204,7 +204,28 @@ class Slots(SlottedPool):
             slots=self.slots,
             attention=self.attention,
             similarity=self.similarity,
+            dim_key=self.dim_of_keys,
         )
+
+    @property
+    def dim_of_keys(self) -> int | None:
+        """Width of keys and queries; None for that of a slot's output, as in the paper."""
+        return None
+
+
+@dataclass(frozen=True)
+class WideKeys(Slots):
+    """Slots whose keys are as wide as `dim_key`, however few numbers a slot has.
+
+    >>> WideKeys(32, similarity="cosine").encoder(dim_in=3, dim_out=32).to_key.out_features
+    16
+    """
+
+    dim_key: int = 16
+
+    @property
+    def dim_of_keys(self) -> int:
+        return self.dim_key
 
 
 @dataclass(frozen=True)
@@ -241,8 +262,32 @@ class Hierarchy(SlottedPool):
             level.encoder(width, dim_out)
             for level, width in zip([*whole, self.levels[-1]], widths, strict=True)
         ]
+        return self.stack(levels)
+
+    def stack(self, levels: list[setfold.SlotSetEncoder]) -> setfold.HierarchicalSlotSetEncoder:
         activation = nn.ReLU() if self.activation else nn.Identity()
         return setfold.HierarchicalSlotSetEncoder(levels, activation)
+
+
+@dataclass(frozen=True)
+class ResidualHierarchy(Hierarchy):
+    """A hierarchy whose levels add to their input, with normalized inputs; all levels are alike.
+
+    A linear layer maps the concatenated slots to dim_out.
+    """
+
+    def dim_of_slots(self, dim_out: int) -> int:
+        return dim_out
+
+    def head(self, dim_out: int) -> nn.Module:
+        width = self.levels[-1].num_slots * dim_out
+        return nn.Sequential(nn.Flatten(), nn.Linear(width, dim_out))
+
+    def encoder(self, dim_in: int, dim_out: int) -> setfold.HierarchicalSlotSetEncoder:
+        levels = [replace(level, apart=False) for level in self.levels]
+        widths = [dim_in, *(dim_out for _ in levels[1:])]
+        made = [level.encoder(width, dim_out) for level, width in zip(levels, widths, strict=True)]
+        return setfold.HierarchicalSlotSetEncoder(made, residual=True)
 
 
 @dataclass(frozen=True)

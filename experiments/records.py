@@ -110,7 +110,7 @@ def write(record: Record, folder: Path) -> None:
 
 
 def read(folder: Path, recipe: str) -> list[Record]:
-    """Read the records of a recipe; returns an empty list if there is no file."""
+    """Return the records of a recipe; an empty list if the file does not exist."""
     path = _path(folder, recipe)
     if not path.exists():
         return []

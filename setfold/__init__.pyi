@@ -14,6 +14,9 @@ from .core.whole import WholeSetEncoder as WholeSetEncoder
 from .encoders.attention_pool import AttentionPool as AttentionPool
 from .encoders.attention_pool import GatedAttentionPool as GatedAttentionPool
 from .encoders.concat import Concat as Concat
+from .encoders.covariance import Covariance as Covariance
+from .encoders.covariance import linear_discriminant as linear_discriminant
+from .encoders.covariance import whitening as whitening
 from .encoders.deep_sets import DeepSets as DeepSets
 from .encoders.deep_sets import Pool as Pool
 from .encoders.equivariant import EquivariantDeepSets as EquivariantDeepSets
@@ -21,6 +24,7 @@ from .encoders.equivariant import EquivariantLayer as EquivariantLayer
 from .encoders.fspool import FSPool as FSPool
 from .encoders.hierarchical import HierarchicalSlotSetEncoder as HierarchicalSlotSetEncoder
 from .encoders.janossy import JanossyPool as JanossyPool
+from .encoders.layers import NormalizedReLU as NormalizedReLU
 from .encoders.placed_slots import PlacedSlotEncoder as PlacedSlotEncoder
 from .encoders.places import Grid as Grid
 from .encoders.places import Places as Places
@@ -67,6 +71,7 @@ from .folding.batches import collate as collate
 from .folding.merge import all_merge as all_merge
 from .laws.check import check as check
 from .laws.check import check_all as check_all
+from .laws.diagnosis import diagnose as diagnose
 from .learning.fit import FitSettings as FitSettings
 from .learning.fit import fit as fit
 from .learning.loop import Progress as Progress

@@ -11,41 +11,46 @@ order of their sorted ids, and `y` has one label for each, in this order, or is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, TransformerMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import (
     check_is_fitted,
     check_random_state,
-    column_or_1d,
     validate_data,
 )
 
+from setfold.core.arguments import check_sizes
 from setfold.core.composition import Composition
-from setfold.core.encoder import StreamingSetEncoder
+from setfold.core.primitives import SetEncoder
 from setfold.encoders.summary import SummaryStatistics
 from setfold.errors import InputError
-from setfold.files.kinds import open_frame
 from setfold.learning.candidates import Design, choose_names
 from setfold.learning.dataset import SetDataset
 from setfold.learning.encoding import encode_all
 from setfold.learning.objective import predict
-from setfold.learning.options import ENCODERS
+from setfold.learning.options import ENCODERS, SCALES
+from setfold.learning.samples import (
+    Samples,
+    check_arrays,
+    labels_for,
+    plain_labels,
+    samples_in_frame,
+    samples_of,
+)
 from setfold.learning.search import Material, Search, Settings, search
 from setfold.learning.splits import TRAINING, split, usual_folds
-from setfold.preprocessing.columns import Columns, decoded, is_text
-from setfold.preprocessing.fitting import ColumnFitter, can_be_fitted
+from setfold.preprocessing.columns import Columns
+from setfold.preprocessing.fitting import ColumnFitter
 from setfold.preprocessing.kinds import NumberColumn
 from setfold.preprocessing.targets import Classes, Quantity, Target
 
-FRAME_ROWS = 1 << 20
 LEAST = 1e-12  # standard deviation of a quantity that does not vary
 
 
@@ -54,42 +59,50 @@ class _SetEstimator(BaseEstimator):
 
     set: str | None
 
-    def _read(self, given: Any, *, reset: bool) -> _Sets:
+    def _read(self, given: Any, *, reset: bool) -> Samples:
         if self.set is not None:
-            return _sets_in_frame(given, self.set, None if reset else self.columns_)
+            return samples_in_frame(given, self.set, None if reset else self.columns_)
         if isinstance(given, np.ndarray | torch.Tensor) and given.ndim == 3:
             given = list(np.asarray(given))
         if isinstance(given, np.ndarray) and given.dtype == object and given.ndim == 1:
             given = list(given)
-        if isinstance(given, list | tuple) and given and np.ndim(given[0]) == 2:
+        if isinstance(given, list | tuple) and check_arrays(given):
             first, *others = given
             arrays = [self._checked(first, reset=reset)]
-            return _sets_of(arrays + [self._checked(one, reset=False) for one in others])
+            return samples_of(arrays + [self._checked(one, reset=False) for one in others])
         rows = self._checked(given, reset=reset)
-        return _sets_of(list(rows[:, None]))
+        return samples_of(list(rows[:, None]))
 
     def _checked(self, rows: Any, *, reset: bool) -> np.ndarray:
         found: np.ndarray = validate_data(self, rows, dtype=[np.float32, np.float64], reset=reset)
         return found
 
-    def _fit_columns(self, sets: _Sets, seen: np.ndarray, scale: str) -> None:
+    def _fit_columns(self, sets: Samples, seen: np.ndarray, scale: str) -> None:
         """Find the columns and their constants from some of the sets."""
         kinds = {name: array.type for name, array in sets.table.items()}
         fitter = ColumnFitter(kinds, robust=scale == "robust", seed=0)
         rows = pa.array(np.repeat(seen, np.diff(sets.offsets)))
         fitter.add({name: array.filter(rows) for name, array in sets.table.items()})
+        numbers = [name for name, kind in kinds.items() if pa.types.is_floating(kind)]
         try:
             self.columns_ = fitter.finish().columns
-        except InputError:  # nothing varies: any constants will do
-            names = [name for name, kind in kinds.items() if pa.types.is_floating(kind)]
-            self.columns_ = constant_columns(names)
+        except InputError:
+            if not numbers:
+                raise
+            self.columns_ = constant_columns(numbers)  # nothing varies: any constants will do
 
-    def _data(self, sets: _Sets, targets: np.ndarray) -> SetDataset:
+    def _data(self, sets: Samples, targets: np.ndarray) -> SetDataset:
         table = {name: sets.table[name] for name in self.columns_.names}
         elements = self.columns_.read(table).astype(np.float32)
-        if not np.isfinite(elements).all():
-            row = int(np.argmin(np.isfinite(elements).all(1)))
-            raise InputError(f"row {row} has a value that is missing, NaN or infinite.")
+        wrong = ~np.isfinite(elements)
+        if wrong.any():
+            row, place = np.argwhere(wrong)[0].tolist()
+            name = [c.name for c in self.columns_.all for _ in range(c.width)][place]
+            number = int(np.searchsorted(sets.offsets, row, side="right")) - 1
+            raise InputError(
+                f"set {sets.ids[number]!r} has a value of column {name!r} that is missing, NaN or "
+                "infinite. The model takes missing values only where fit has seen some."
+            )
         return SetDataset(sets.ids, elements, sets.offsets, targets)
 
     def __sklearn_tags__(self) -> Any:
@@ -126,15 +139,19 @@ class _Predictor(_SetEstimator):
         self.batch_rows = batch_rows
         self.random_state = random_state
 
-    def _search(self, sets: _Sets, target: Target, targets: np.ndarray) -> Search:
+    def _search(self, sets: Samples, target: Target, targets: np.ndarray) -> Search:
         if len(targets) < 2:
             raise InputError(
                 "at least two sets are needed, one of them for validation; got 1 sample."
             )
-        if self.encoder not in ("auto", *ENCODERS):
-            raise InputError(
-                f"encoder must be one of auto, {', '.join(ENCODERS)}; got {self.encoder!r}."
-            )
+        _check_choice("encoder", self.encoder, ("auto", *ENCODERS))
+        _check_choice("scale", self.scale, SCALES)
+        if not 0 < self.validation < 1:
+            raise InputError(f"validation must be between 0 and 1; got {self.validation!r}.")
+        if self.folds is not None:
+            check_sizes(folds=self.folds)
+        if isinstance(self.position, str):
+            raise InputError(f"position must be a list of columns; got {self.position!r}.")
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         number = self.folds or usual_folds(len(targets))
         chosen = split(None, targets, (self.validation, 0.0), number, seed)
@@ -204,15 +221,15 @@ class SetClassifier(ClassifierMixin, _Predictor):
     def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
         """Train on sets and their labels."""
         sets = self._read(X, reset=True)
-        labels = _labels_for(sets, y)
+        labels = labels_for(sets, y)
         check_classification_targets(labels)
         self.classes_, targets = np.unique(labels, return_inverse=True)
         if len(self.classes_) < 2:
             raise InputError(
                 "a classifier needs sets of at least two classes; got one class, "
-                f"{self.classes_[0]!r}."
+                f"{plain_labels(self.classes_)[0]!r}."
             )
-        self._search(sets, Classes("label", _plain_labels(self.classes_)), targets.astype(np.int64))
+        self._search(sets, Classes("label", plain_labels(self.classes_)), targets.astype(np.int64))
         return self
 
     def predict_proba(self, X: Any) -> np.ndarray:  # noqa: N803
@@ -239,7 +256,7 @@ class SetRegressor(RegressorMixin, _Predictor):
     def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
         """Train on sets and their quantities."""
         sets = self._read(X, reset=True)
-        targets = np.asarray(_labels_for(sets, y), np.float64)
+        targets = np.asarray(labels_for(sets, y), np.float64)
         if not np.isfinite(targets).all():
             raise InputError("y must be finite; found NaN or infinity.")
         target = Quantity("y", float(targets.mean()), max(float(targets.std()), LEAST))
@@ -255,7 +272,7 @@ class SetVectorizer(TransformerMixin, _SetEstimator):
     """One vector per set.
 
     Args:
-        model: A streaming set encoder, trained elsewhere. If None, the vectors are count, mean,
+        model: A set encoder, trained elsewhere. If None, the vectors are count, mean,
             standard deviation, minimum and maximum of each column.
         scale: "standard", "robust", or None to pass elements on as they are.
         set: The column of set ids, if X is a frame.
@@ -268,7 +285,7 @@ class SetVectorizer(TransformerMixin, _SetEstimator):
 
     def __init__(
         self,
-        model: StreamingSetEncoder | None = None,
+        model: SetEncoder | None = None,
         *,
         scale: str | None = "standard",
         set: str | None = None,
@@ -281,17 +298,31 @@ class SetVectorizer(TransformerMixin, _SetEstimator):
 
     def fit(self, X: Any, y: Any = None) -> Self:  # noqa: N803
         """Find the constants of the scale."""
+        _check_choice("scale", self.scale, (None, *SCALES))
+        if not isinstance(self.model, SetEncoder | None):
+            raise InputError(
+                f"model must be a set encoder or None; got {type(self.model).__name__}."
+            )
         sets = self._read(X, reset=True)
         if self.scale is None:
+            for name, array in sets.table.items():
+                if not NumberColumn(name).fits(array.type):
+                    raise InputError(
+                        f"column {name!r} is {array.type}; with scale=None, columns must be "
+                        "numbers. Leave it out, or choose a scale."
+                    )
             self.columns_ = constant_columns(list(sets.table))
         else:
             self._fit_columns(sets, np.ones(len(sets.ids), bool), self.scale)
+        self._n_features_out = self._encode(sets.first()).shape[1]
         return self
 
     def transform(self, X: Any) -> np.ndarray:  # noqa: N803
         """Return the vector of each set, (sets, width)."""
         check_is_fitted(self)
-        sets = self._read(X, reset=False)
+        return self._encode(self._read(X, reset=False))
+
+    def _encode(self, sets: Samples) -> np.ndarray:
         data = self._data(sets, np.zeros(len(sets.ids), np.int64))
         model = self.model
         if model is None:
@@ -300,10 +331,11 @@ class SetVectorizer(TransformerMixin, _SetEstimator):
         return found.flatten(1).double().numpy()
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
-        """Return the names of the numbers, such as "mean x"."""
+        """Return the names of the numbers, such as "mean x"; of a model's, "encoding 0"."""
         check_is_fitted(self)
         if self.model is not None:
-            raise InputError("the names of a model's numbers are not known.")
+            names = [f"encoding {place}" for place in range(self._n_features_out)]
+            return np.array(names, dtype=object)
         kinds = ("mean", "deviation", "minimum", "maximum")
         names = [f"{kind} {name}" for kind in kinds for name in self._names()]
         return np.array(["log count", *names], dtype=object)
@@ -316,83 +348,9 @@ class SetVectorizer(TransformerMixin, _SetEstimator):
         ]
 
 
-# ---- sets --------------------------------------------------------------------------------------
-
-
-class _Sets:
-    """Sets as columns of a table, all elements of the first set first."""
-
-    def __init__(self, ids: Sequence[Any], offsets: np.ndarray, table: dict[str, pa.Array]) -> None:
-        self.ids, self.offsets, self.table = ids, offsets, table
-
-
-def _sets_of(arrays: Sequence[np.ndarray]) -> _Sets:
-    offsets = np.concatenate([[0], np.cumsum([len(one) for one in arrays])]).astype(np.int64)
-    rows = np.concatenate(arrays)
-    table = {f"x{place}": pa.array(rows[:, place]) for place in range(rows.shape[1])}
-    return _Sets(range(len(arrays)), offsets, table)
-
-
-def _sets_in_frame(frame: Any, set: str, columns: Columns | None) -> _Sets:
-    opened = open_frame(frame, FRAME_ROWS, "X")
-    known = opened.schema.names
-    table = pa.Table.from_batches(
-        opened.batches(known), pa.schema([opened.schema.field(name) for name in known])
-    )
-    if set not in table.column_names:
-        raise InputError(f"the frame has no column {set!r}; it has {table.column_names}.")
-    table = pa.table({name: _plain(table[name]) for name in table.column_names})
-    order = pc.sort_indices(table, [(set, "ascending")])
-    table = table.take(order)
-    ids = table[set].combine_chunks()
-    if ids.null_count:
-        raise InputError(f"column {set!r} has {ids.null_count} nulls; every row needs a set id.")
-    runs = pc.run_end_encode(ids)
-    ends = runs.run_ends.to_numpy(zero_copy_only=False).astype(np.int64)
-    wanted = None if columns is None else columns.names
-    if wanted is not None and not {*wanted} <= {*table.column_names}:
-        raise InputError(f"the frame needs the columns {wanted}; it has {table.column_names}.")
-    for column in [] if columns is None else columns.all:
-        kind = table.schema.field(column.name).type
-        if not (column.fits(kind) or pa.types.is_null(kind)):
-            raise InputError(
-                f"column {column.name!r} is {kind}; expected {column.expected()}, as in fit."
-            )
-    names = wanted or [f.name for f in table.schema if f.name != set and can_be_fitted(f.type)]
-    arrays = {name: table[name].combine_chunks() for name in names}
-    return _Sets(runs.values.to_pylist(), np.concatenate([[0], ends]), arrays)
-
-
-def _plain(values: pa.ChunkedArray) -> pa.Array:
-    array = decoded(values.combine_chunks())
-    return array.cast(pa.large_string()) if is_text(array.type) else array
-
-
-def _labels_for(sets: _Sets, y: Any) -> np.ndarray:
-    """Return one label for each set."""
-    if y is None:
-        raise ValueError("this estimator requires y to be passed, but the target y is None.")
-    if isinstance(y, Mapping):
-        missing = [name for name in sets.ids if name not in y]
-        if missing:
-            raise InputError(f"y has no label for the set {missing[0]!r}.")
-        y = [y[name] for name in sets.ids]
-    labels: np.ndarray = column_or_1d(y, warn=True)
-    if len(labels) != len(sets.ids):
-        raise ValueError(
-            f"Found input variables with inconsistent numbers of samples: {len(sets.ids)} sets and "
-            f"{len(labels)} labels."
-        )
-    return labels
-
-
-def _plain_labels(classes: np.ndarray) -> list[str] | list[int] | list[bool]:
-    """Return labels as a model keeps them."""
-    if classes.dtype.kind in "iu":
-        return [int(label) for label in classes]
-    if classes.dtype.kind == "b":
-        return [bool(label) for label in classes]
-    return [str(label) for label in classes]
+def _check_choice(name: str, value: Any, choices: Sequence[str | None]) -> None:
+    if value not in choices:
+        raise InputError(f"{name} must be one of {', '.join(map(str, choices))}; got {value!r}.")
 
 
 def constant_columns(names: Sequence[str]) -> Columns:

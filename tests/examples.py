@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import doctest
 import re
+import runpy
+import sys
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import dedent
@@ -88,6 +91,19 @@ def _compare(block, file, names):
     doctest.DocTestRunner(optionflags=OUTPUT).run(test, out=complaints.append, clear_globs=False)
     if complaints:
         pytest.fail("".join(complaints), pytrace=False)
+
+
+def run_program(name, *arguments):
+    """Run a program of docs/examples in this process, as `python docs/examples/NAME ARGUMENTS`."""
+    program = str(ROOT / "docs" / "examples" / name)
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        torch.random.fork_rng(devices=[]),
+        warnings.catch_warnings(),
+    ):
+        patch.setattr(sys, "argv", [program, *map(str, arguments)])
+        warnings.simplefilter("ignore", DeprecationWarning)  # of other libraries, as python does
+        runpy.run_path(program, run_name="__main__")
 
 
 def broken_links(file):

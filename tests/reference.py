@@ -246,6 +246,15 @@ def moments(elements):
     return np.array([means, variances])
 
 
+def covariance(elements):
+    """(n, d) elements to (1 + d, d): the mean, and the covariance of each pair of features."""
+    elements = _array(elements)
+    mean = moments(elements)[0]
+    centred = elements - mean
+    pairs = [[math.fsum(one * other) / len(elements) for other in centred.T] for one in centred.T]
+    return np.array([mean, *pairs])
+
+
 def summary_statistics(elements):
     """(n, d) elements to (1 + 4 d,): log(1 + n), mean, standard deviation, minimum and maximum."""
     elements = _array(elements)

@@ -40,16 +40,22 @@ def slot_set_encoders(draw, dim_in=DIM_IN, names=WEIGHTED):
     chosen = draw(aggregates(names))
     removable = not set(names) & set(EXTREMA)
     relative = removable and "weighted_mean" in chosen  # with softmax it keeps a peak
+    dim_out = draw(st.sampled_from([1, 2, 7]))  # with 1 the projections come first
+    similarity = draw(st.sampled_from(["dot", "cosine"]))
+    widths = [2, 5] if dim_out == 1 and similarity == "cosine" else [None, 1, 5]
+    if similarity == "cosine" and 1 in widths:
+        widths.remove(1)
     return setfold.SlotSetEncoder(
         dim_in=dim_in,
         num_slots=draw(st.integers(2, 5)),
         dim_slot=draw(st.integers(2, 6)),
-        dim_out=draw(st.sampled_from([1, 2, 7])),  # with 1 the projections come first
+        dim_out=dim_out,
         aggregate=chosen,
         slots=draw(st.sampled_from(["random", "learned"])),
         bias=draw(st.booleans()),
         attention=draw(st.sampled_from(["sigmoid"] if relative else ["sigmoid", "softmax"])),
-        similarity=draw(st.sampled_from(["dot", "cosine"])),
+        similarity=similarity,
+        dim_key=draw(st.sampled_from(widths)),
     )
 
 
@@ -83,11 +89,15 @@ def placed_slot_encoders(draw, names=PLACED):
 
 
 @st.composite
-def hierarchies(draw, names=WEIGHTED):
+def hierarchies(draw, names=WEIGHTED, residuals=(False, True)):
     levels = [draw(slot_set_encoders(names=names))]  # the only level that keeps a state
+    activation = draw(st.sampled_from([None, nn.Tanh(), nn.Identity()]))
+    if draw(st.sampled_from(residuals)):  # all levels have the same shape
+        shape, width = levels[0].num_slots, levels[0].dim_readout
+        levels += [setfold.SlotSetEncoder(width, shape, 3, width) for _ in range(2)]
+        return setfold.HierarchicalSlotSetEncoder(levels, activation, residual=True)
     for _ in range(draw(st.integers(0, 2))):
         levels.append(draw(slot_set_encoders(dim_in=levels[-1].dim_readout)))
-    activation = draw(st.sampled_from([None, nn.Tanh(), nn.Identity()]))
     return setfold.HierarchicalSlotSetEncoder(levels, activation)
 
 
@@ -217,6 +227,7 @@ MODELS = {
     setfold.SeedAttention: seed_attentions(),
     setfold.PMA: seed_attentions(setfold.PMA),
     setfold.Moments: st.builds(setfold.Moments, st.just(DIM_IN)),
+    setfold.Covariance: st.builds(setfold.Covariance, st.just(DIM_IN)),
     setfold.SummaryStatistics: st.builds(setfold.SummaryStatistics, st.just(DIM_IN)),
     setfold.SetTransformer: set_transformers(),
     setfold.EquivariantDeepSets: equivariant_deep_sets(),
@@ -242,7 +253,10 @@ RESTRICTED = {
             )
         ),
     },
-    "slot equivariance": {setfold.Composition: compositions(heads=(None,))},
+    "slot equivariance": {
+        setfold.Composition: compositions(heads=(None,)),
+        setfold.HierarchicalSlotSetEncoder: hierarchies(residuals=(False,)),
+    },
 }
 
 

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import setfold
 from bench import disk, instructions, roofline, speed
 from bench.__main__ import PARTS, steps
@@ -19,13 +21,16 @@ from bench.plan import FULL, GRAPH_LIMIT, NARROW, QUICK, SHAPES, WIDE
 from bench.results import TITLES, Cell, MemoryCase, Results, Way
 from bench.timing import Timings
 from setfold.native import library
+from setfold.native.build import BuildError
 
 ROOT = Path(__file__).parent.parent
 PICTURES = ("time", "memory", "roofline", "encoders_time", "encoders_memory", "gradients")
 
 
+@pytest.mark.long
 def test_the_quick_benchmark_runs(tmp_path):
-    command = [sys.executable, "-W", "error", "-m", "bench", "--quick", "--out", str(tmp_path)]
+    module = "tests.quick_bench"
+    command = [sys.executable, "-W", "error", "-m", module, "--quick", "--out", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -41,6 +46,7 @@ def test_the_quick_benchmark_runs(tmp_path):
     trained = [(cost["model"], cost["n"]) for cost in results["training steps"]]
     assert trained == [(model.title, n) for model in MODELS for n in QUICK.gradient_lengths]
     assert [cost["files"] for cost in results["files"]] == [40, 40, 4, 40]
+    assert [len(cost["seconds"]) for cost in results["frames"]] == [6]
     for cost in results["instruction sets"]:
         assert list(cost["seconds"]) == ["torch kernels", *library.available()]
     both = [(list(shape), way) for shape in SHAPES for way in ("forward", "forward+backward")]
@@ -154,8 +160,18 @@ def test_kernels_are_chosen_for_one_call_only():
     assert library.choice.kernels is before
 
 
+def test_without_a_compiler_a_matrix_product_measures_arithmetic(monkeypatch):
+    def fail():
+        raise BuildError("no compiler")
+
+    monkeypatch.setattr(roofline, "find_compiler", fail)
+    peak = roofline.arithmetic.__wrapped__(8)
+    peak.run()
+    assert peak.operations == 2 * 8**3
+
+
 def test_work_is_counted_as_in_the_formula(monkeypatch):
-    samples = {"False": [2.0], "True": [8.0], "matrix product": [0.5], "sum": [0.25]}
+    samples = {"False": [2.0], "True": [8.0], "peak": [0.5], "sum": [0.25]}
     monkeypatch.setattr(roofline, "interleaved", lambda runs, plan: Timings(samples))
     results = Results(QUICK)
     roofline.measure(results, QUICK, NARROW)
@@ -165,6 +181,6 @@ def test_work_is_counted_as_in_the_formula(monkeypatch):
     assert forward.operations == 2 * 2 * multiply_adds
     assert training.operations == 5 * 2 * multiply_adds
     assert (forward.bytes_read, training.bytes_read) == (4 * n * d, 8 * n * d)
-    peak = 2 * QUICK.product_width**3 / 0.5
+    peak = roofline.arithmetic(QUICK.product_width).operations / 0.5
     assert forward.arithmetic_share == forward.operations / 2.0 / peak
     assert training.reading_share == 0.25 * 2 / 8.0

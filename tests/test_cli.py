@@ -219,7 +219,7 @@ def test_check_names_what_must_be_allowed(run, here):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("missing.safetensors", "there is no file missing.safetensors"),
+        ("missing.safetensors", "missing.safetensors does not exist"),
         ("nosuchmodule:encoder", "cannot import nosuchmodule:encoder"),
         ("mymodels:nothing", "cannot import mymodels:nothing"),
         ("mymodels:number", "mymodels:number"),
@@ -241,7 +241,7 @@ def test_a_model_that_cannot_be_loaded_is_exit_code_2(run, here, name, message):
 
 def test_debug_shows_the_traceback(run):
     code, _, errors = run("info", "missing")
-    assert (code, errors) == (2, "setfold: there is no file missing. Check the path.\n")
+    assert (code, errors) == (2, "setfold: missing does not exist. Check the path.\n")
     with pytest.raises(setfold.FileError):  # not caught, so Python prints the traceback
         run("--debug", "info", "missing")
 
@@ -271,7 +271,7 @@ def test_info_on_a_hierarchy_shows_its_levels(run, tmp_path):
     levels = [setfold.SlotSetEncoder(3, 4, 6, 5), setfold.SlotSetEncoder(5, 2, 6, 5)]
     setfold.save(setfold.HierarchicalSlotSetEncoder(levels), tmp_path / "model")
     _, output, _ = run("info", tmp_path / "model")
-    for words in ("num_slots=4", "num_slots=2", "activation: torch.nn.ReLU"):
+    for words in ("num_slots=4", "num_slots=2", "activation: setfold.NormalizedReLU"):
         assert words in output
 
 
@@ -304,6 +304,19 @@ def test_info_on_another_file_is_exit_code_2(run, tmp_path, content):
     assert code == 2
     assert errors.count("\n") == 1
     assert "not a safetensors file" in errors
+
+
+def test_info_on_what_a_training_leaves(run, tmp_path):
+    report, folder = tmp_path / "model.json", tmp_path / "model.safetensors.work"
+    told = {"target": "y", "task": "regression", "splits": "", "best": "slots", "verdict": "level"}
+    report.write_text(json.dumps(told))
+    assert "level" in run("info", report)[1]
+    folder.mkdir()
+    (folder / "request.json").write_text("{}")
+    (folder / "slots-0.safetensors").touch()
+    assert "slots-0" in run("info", folder)[1]
+    report.write_text("[1]")
+    assert run("info", report)[0] == 2
 
 
 def test_info_verifies_a_file(run, model):

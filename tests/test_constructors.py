@@ -110,13 +110,15 @@ CONSTRUCTORS = [
             "slots": "choice",
             "attention": "choice",
             "similarity": "choice",
+            "dim_key": "size or none",
         },
     ),
     Built(
         setfold.HierarchicalSlotSetEncoder,
         {"levels": [slots()]},
-        {"levels": "levels", "activation": MODULE},
+        {"levels": "levels", "activation": MODULE, "residual": FLAG},
     ),
+    Built(setfold.NormalizedReLU, {}, {}),
     Built(setfold.Pool, {"dim_in": 3}, {"dim_in": SIZE, "aggregate": AGGREGATE}),
     Built(
         setfold.DeepSets,
@@ -172,6 +174,7 @@ CONSTRUCTORS = [
         | {"dim_hidden": SIZE},
     ),
     Built(setfold.Moments, {"dim_in": 3}, {"dim_in": SIZE}),
+    Built(setfold.Covariance, {"dim_in": 3}, {"dim_in": SIZE}),
     Built(setfold.SummaryStatistics, {"dim_in": 3}, {"dim_in": SIZE}),
     Built(setfold.Standardize, {"dim": 3}, {"dim": SIZE}),
     Built(

@@ -15,6 +15,8 @@ import torch
 from demo import completion, digits, streaming
 from demo.__main__ import main
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parent.parent
 
 

@@ -52,6 +52,19 @@ def test_formats_that_are_not_text():
     assert pq.read_table("out.parquet")["encoding"].to_pylist() == [[3.0]]
 
 
+def test_train_and_evaluate(monkeypatch):
+    lines = [f"{n % 20},{n * (n % 2)},{'odd' if n % 2 else 'even'}\n" for n in range(200)]
+    rows = "".join(["u,x,kind\n", *lines]).encode()
+    words = ["--set", "u", "--format", "csv"]
+    options = [*words, "--target", "kind", "--encoder", "statistics", "--out", "m.safetensors"]
+    assert run("train", "-", *options, stdin=rows).exit_code == 0
+    done = run("evaluate", "m.safetensors", "-", *words, stdin=rows)
+    assert "accuracy:              1.0" in done.stdout
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(setfold.InputError, match="several processes"):
+        raise run("evaluate", "m.safetensors", "-", *words, stdin=rows).exception
+
+
 def test_dry_run():
     assert "set type" in encode("--format", "jsonl", "--dry-run").stdout
 

@@ -331,3 +331,33 @@ def test_replicas_of_features_and_heads():
     )
     model = model.double().eval()
     assert_close(replica_of(model)(draw(2, 9, 3)), model(draw(2, 9, 3)), **TIGHT)
+
+
+# ---- several gradients at once -----------------------------------------------------------------
+
+
+def by_torch(encoding, elements, slopes):
+    """As for torch.autograd.functional.jacobian(vectorize=True)."""
+    (found,) = torch.autograd.grad(encoding, elements, slopes, is_grads_batched=True)
+    return found
+
+
+def by_vmap(encoding, elements, slopes):
+    return vmap(lambda slope: torch.autograd.grad(encoding, elements, slope)[0])(slopes)
+
+
+@pytest.mark.parametrize("batched", [by_torch, by_vmap])
+@pytest.mark.parametrize("length", [9, 300, 5000])
+@pytest.mark.parametrize("name", ENCODERS)
+def test_batches_of_gradients_are_each_of_them_alone(name, length, batched):
+    """In float32, for which there are compiled kernels."""
+    encoder = built(name).float().eval()
+    elements = draw(1, length, 3).float().requires_grad_()
+    encoding = encoder(elements)
+    slopes = draw(2, *encoding.shape, seed=5).float()
+    alone = [
+        torch.autograd.grad(encoding, elements, slope, retain_graph=True)[0] for slope in slopes
+    ]
+    found = batched(encoding, elements, slopes)
+    assert not found.requires_grad
+    assert_close(found, torch.stack(alone), rtol=1e-3, atol=1e-5)

@@ -17,6 +17,8 @@ from typer.testing import CliRunner
 from setfold import cli
 from tests.examples import ROOT, blocks_of, examples_of
 
+pytestmark = pytest.mark.long
+
 PAGE, README = ROOT / "docs" / "tutorial.md", ROOT / "README.md"
 TABLES = ROOT / "docs" / "examples" / "tables.py"
 

@@ -1,6 +1,6 @@
 """Measure what many slots with places cost: time per element, and memory of states in tables.
 
-    python docs/examples/many_slots.py [ELEMENTS]
+    python docs/examples/many_slots.py [ELEMENTS [SETS]]
 
 Times are CPU times of one thread, the shortest of five. It needs `pip install pyarrow`.
 """
@@ -17,7 +17,7 @@ import torch
 import setfold
 
 GRIDS = {(512,): (65_536,), (16, 32): (256, 256), (8, 8, 8): (64, 64, 16)}  # few: many slots
-SETS, ROUNDS = 1000, 5
+ROUNDS = 5
 
 
 def encoder_on(shape: tuple[int, ...]) -> setfold.PlacedSlotEncoder:
@@ -50,16 +50,16 @@ def compare_times(count: int) -> None:
         )
 
 
-def measure_tables() -> None:
+def measure_tables(sets: int) -> None:
     """Print the size of a table of states, and the time of merging two."""
     encoder = encoder_on((256, 256))
-    columns = dict(zip("xyz", torch.rand(3, SETS).numpy(), strict=True))
-    rows = pa.table({"set": range(SETS), **columns})
+    columns = dict(zip("xyz", torch.rand(3, sets).numpy(), strict=True))
+    rows = pa.table({"set": range(sets), **columns})
     states = setfold.partial_states(encoder, rows, set="set")
     (merging,) = shortest(lambda: setfold.merge_partials([states, states]))
-    whole = SETS * encoder.num_slots * 2 * 8  # a density and a sum for each slot, in float64
+    whole = sets * encoder.num_slots * 2 * 8  # a density and a sum for each slot, in float64
     print(
-        f"{SETS:,} sets of one element on {encoder.num_slots:,} slots: {states.nbytes / 1e6:.2f} MB "
+        f"{sets:,} sets of one element on {encoder.num_slots:,} slots: {states.nbytes / 1e6:.2f} MB "
         f"instead of {whole / 1e9:.2f} GB; two such tables merge in {1e3 * merging:.1f} ms"
     )
 
@@ -68,4 +68,4 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     with torch.no_grad():
         compare_times(int(sys.argv[1]) if len(sys.argv) > 1 else 200_000)
-        measure_tables()
+        measure_tables(int(sys.argv[2]) if len(sys.argv) > 2 else 1000)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -307,6 +308,8 @@ def _check_stdin(inputs: list[str], kind: str | None, column: str | None, resume
             f"expected the format of standard input with --format; got {got}. Pass one of "
             f"{', '.join(known)}."
         )
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise InputError("several processes cannot share standard input. Write it to a file first.")
     if inputs.count(STDIN) > 1:
         raise InputError("standard input can be read once; got - several times.")
     if column is None:

@@ -45,6 +45,7 @@ from setfold.cli.options import (
     Root,
     SaveEvery,
     SetColumn,
+    Threads,
 )
 
 if TYPE_CHECKING:  # torch and Arrow take seconds to import, and --help does not need them
@@ -87,6 +88,7 @@ class Running:
     """How to run, and what to print."""
 
     memory: Memory = "2GB"
+    threads: Threads = None
     on_error: OnErrorOption = OnError.STOP
     resume: Resume = False
     restart: Restart = False
@@ -98,6 +100,7 @@ class Running:
         """Return the options as arguments of the functions of `setfold.files.api`."""
         return {
             "memory": self.memory,
+            "threads": self.threads,
             "skip_errors": self.on_error is OnError.SKIP,
             "resume": self.resume,
             "restart": self.restart,

@@ -87,7 +87,9 @@ def _describe(file: Path) -> dict[str, Any]:
         except FileError:
             if not is_input or _is_ours(file):
                 raise
-    return _describe_rows(file) if is_input else _describe_tensors(file)
+    if is_input:
+        return _describe_rows(file)
+    return _describe_report(file) or _describe_tensors(file)
 
 
 def _is_ours(file: Path) -> bool:
@@ -180,11 +182,32 @@ def _describe_table(file: Path) -> dict[str, Any]:
     }
 
 
+def _describe_report(file: Path) -> dict[str, Any] | None:
+    """Return the facts about the report of a training; None for other files."""
+    if file.suffix != ".json":
+        return None
+    try:
+        report = json.loads(file.read_bytes())
+        told = {name: report[name] for name in ("target", "task", "splits", "best", "verdict")}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return {"file": str(file), "kind": "report of a training", **told}
+
+
 def _describe_work_folder(folder: Path) -> dict[str, Any]:
     """Return the facts about an interrupted run."""
     from setfold.files.journal import VERSION
     from setfold.files.verify import journal_of
+    from setfold.learning.work_folder import REQUEST
 
+    if (folder / REQUEST).exists():
+        trained = sorted(path.stem for path in folder.glob("*.safetensors"))
+        return {
+            "file": str(folder),
+            "kind": "interrupted training",
+            "checkpoints": ", ".join(trained) or "none",
+            "to do": "train with the same arguments and --resume, or with --restart",
+        }
     journal = journal_of(folder)
     return _facts(folder, "work folder", VERSION) | {
         "command": journal.request["command"],

@@ -12,8 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from setfold.cli.app import LINE_EVERY, app, explain_interrupts, grouped, print_facts
-from setfold.cli.options import Explode, Inputs, Json, Memory, OnError, OnErrorOption, Overwrite
+from setfold.cli.app import LINE_EVERY, app, explain_interrupts, grouped, print_facts, with_stdin
+from setfold.cli.options import (
+    Explode,
+    Format,
+    Inputs,
+    Json,
+    Memory,
+    OnError,
+    OnErrorOption,
+    Overwrite,
+)
 from setfold.cli.processes import is_first, over_processes
 from setfold.errors import InputError
 from setfold.learning.options import TrainOptions
@@ -48,7 +57,9 @@ class TimeName(StrEnum):
 SetIds = Annotated[
     str | None,
     typer.Option(
-        "--set", help="Column with the set id of each row. If omitted, each file is one set."
+        "--set",
+        help="Column with the set id of each row, or several: run,event. If omitted, each file is "
+        "one set.",
     ),
 ]
 LabelTable = Annotated[
@@ -221,6 +232,7 @@ def train(
         typer.Option(help="Columns to learn from: 'x,y,z'. Default: all except set and target."),
     ] = None,
     explode: Explode = False,
+    stdin_format: Format = None,
     searching: Searching,
     splitting: Splitting,
     preparing: Preparing,
@@ -253,9 +265,10 @@ def train(
         return
     others = [out, *map(Path, inputs), *([labels] if labels else [])]
     _check_report(page, others, running.overwrite)
-    with _show_training() as progress:
+    opened = with_stdin(inputs, stdin_format, column=column, resume=running.resume)
+    with opened as names, _show_training() as progress:
         result = train_sets(
-            inputs,
+            names,
             out,
             options,
             **running.arguments(),
@@ -283,6 +296,7 @@ def evaluate(
     column: SetIds = None,
     labels: LabelTable = None,
     explode: Explode = False,
+    stdin_format: Format = None,
     memory: Memory = "2GB",
     on_error: OnErrorOption = OnError.STOP,
     as_json: Json = False,
@@ -290,15 +304,16 @@ def evaluate(
     """Measure a trained model on other sets."""
     from setfold.learning.train import evaluate_sets, summarize
 
-    target, found, _ = evaluate_sets(
-        model,
-        inputs,
-        labels=labels,
-        set=column,
-        explode=explode,
-        memory=memory,
-        skip_errors=on_error is OnError.SKIP,
-    )
+    with with_stdin(inputs, stdin_format, column=column, resume=False) as names:
+        target, found, _ = evaluate_sets(
+            model,
+            names,
+            labels=labels,
+            set=column,
+            explode=explode,
+            memory=memory,
+            skip_errors=on_error is OnError.SKIP,
+        )
     facts = summarize(target, found)
     shown = {n: round(v, 4) if isinstance(v, float) else v for n, v in facts.items()}
     print_facts(facts if as_json else shown, as_json)

@@ -76,6 +76,14 @@ Memory = Annotated[
     str,
     typer.Option(help="Memory limit of this process: 800MB, 2GB, 1.5GiB. Excludes Ray workers."),
 ]
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        help="Threads that read and encode, if the memory allows it. Default: one per core. Models "
+        "in half precision, or with modules of your own, have one.",
+        show_default=False,
+    ),
+]
 OnErrorOption = Annotated[
     OnError,
     typer.Option(

@@ -25,7 +25,7 @@ SHORTCUTS = {  # methods that must give what others give, and those others
     "absorb_ragged": ("absorb",),
     "absorb_for_gradients": ("absorb",),
     "absorb_small": ("fields", "prepare", "_scores", "featurize", "absorb"),
-    "encode_small": ("fields", "prepare", "_scores", "featurize", "absorb", "finish"),
+    "encode_small": ("draw_frame", "fields", "prepare", "_scores", "featurize", "absorb", "finish"),
 }
 VALID = "_valid_shortcuts"  # the attribute in which an encoder keeps them
 PRIMITIVES = {  # methods that an instance may replace, too
@@ -100,34 +100,57 @@ def _absorb_into(
         check_result(fields, statistics)
         return statistics
     arrived = arrivals(encoder, state, chunk, prepared)
+    if combine is join and _is_empty(state):
+        return _join_to_empty(fields, lambda: state.statistics, arrived)
     return _combine_all(fields, state.statistics, arrived, combine)
 
 
 def absorb_new(
-    encoder: StreamingSetEncoder, begun: SetState, chunk: Chunk, sets: int, prepared: Any
+    encoder: StreamingSetEncoder,
+    fields: Fields,
+    chunk: Chunk,
+    sets: int,
+    context: tuple[Tensor, ...],
+    prepared: Any,
 ) -> Statistics:
-    """The statistics of new sets; raises like `absorb_into`, but joins nothing with empty states.
+    """The statistics of new sets, ragged and validated; raises like `absorb_into`.
 
     Args:
-        encoder: whose state it is.
-        begun: a state of no sets, which all share the slots.
-        chunk: ragged elements, validated, not empty.
+        encoder: whose statistics they are.
+        fields: of its states.
+        chunk: elements, not empty.
         sets: the number of sets.
+        context: what features use beside the elements.
         prepared: from `encoder.prepare`.
     """
-    fields = begun.fields
     try:
-        arrived = _ragged(encoder, sets, (), chunk, prepared, False, encoder.absorb)
-        first, found = next(arrived)
-        whole = all(part.dtype == torch.float64 for parts in found.values() for part in parts)
-        if first is None and whole:
-            check_result(fields, found)
-            return _combine_all(fields, found, arrived, join)
-        empty = identity(fields, sets, chunk.elements.device)
-        return _combine_all(fields, empty, chain([(first, found)], arrived), join)
+        arrived = _ragged(encoder, sets, context, chunk, prepared, False, encoder.absorb)
+        return _join_to_empty(
+            fields, lambda: identity(fields, sets, chunk.elements.device), arrived
+        )
     except NonFiniteError:
         raise_non_finite(chunk)
         raise
+
+
+def _is_empty(state: SetState) -> bool:
+    """Whether no set has elements, where finding out takes no time."""
+    return state.count.is_cpu and not needs_plain_formula() and not bool(state.count.any())
+
+
+def _join_to_empty(
+    fields: Fields, empty: Callable[[], Statistics], arrived: Arrivals
+) -> Statistics:
+    """Empty statistics joined with what arrives.
+
+    If the first to arrive are those of all sets, they are the result so far, without a join.
+    """
+    first, found = next(arrived)
+    whole = all(part.dtype == torch.float64 for parts in found.values() for part in parts)
+    if first is None and whole:
+        check_result(fields, found)
+        return _combine_all(fields, found, arrived, join)
+    return _combine_all(fields, empty(), chain([(first, found)], arrived), join)
 
 
 def _combine_all(
@@ -293,9 +316,15 @@ def absorb_ragged(
 def _is_valid(encoder: StreamingSetEncoder, name: str) -> bool:
     kind = type(encoder)
     author = next(base for base in kind.__mro__ if name in vars(base))
+    return has_methods_of(author, encoder, SHORTCUTS[name])
+
+
+def has_methods_of(author: type, encoder: StreamingSetEncoder, names: Iterable[str]) -> bool:
+    """Whether neither a subclass of a class nor the encoder itself overrides methods of the class."""
+    kind, own = type(encoder), vars(encoder)
     return all(
-        getattr(kind, other, None) is getattr(author, other, None) and other not in vars(encoder)
-        for other in SHORTCUTS[name]
+        getattr(kind, name, None) is getattr(author, name, None) and name not in own
+        for name in names
     )
 
 
@@ -312,9 +341,12 @@ def check_result(fields: Fields, statistics: Statistics) -> None:
     for name, parts in statistics.items():
         for part, empty in zip(parts, fields[name].statistic.empty, strict=True):
             shown = part.detach() if part.requires_grad else part
-            if not math.isfinite(empty):
-                shown = torch.where(shown == empty, 0, shown)
-            if not math.isfinite(shown.sum().item()) and not bool(shown.isfinite().all()):
+            if math.isfinite(shown.sum().item()):
+                continue
+            usable = (
+                shown.isfinite() if math.isfinite(empty) else shown.isfinite() | (shown == empty)
+            )
+            if not bool(usable.all()):
                 raise NonFiniteError(
                     f"the elements are finite, but the field {name!r} of their state is not: the "
                     "elements are too large, or the feature network returns NaN or infinity. The "
@@ -331,8 +363,8 @@ def check_logits(peak: Tensor, mask: Tensor | None) -> None:
     """
     if needs_plain_formula() or peak.is_meta:
         return
-    lost = (peak == -torch.inf).any(1)
-    if bool((lost if mask is None else lost & mask.any(1)).any()):
+    lost = peak == -torch.inf
+    if bool(lost.any()) and (mask is None or bool((lost.any(1) & mask.any(1)).any())):
         raise NonFiniteError(
             "the elements are finite, but their logits are not: the elements are too large. Scale "
             "the elements down. The state is unchanged."

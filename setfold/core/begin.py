@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from setfold.core.encoder import StreamingSetEncoder
 
 FEW = 512  # elements of a set for which calls take longer than arithmetic
+FEW_TRACKED = 4096  # with a graph
 PLAIN = (Tensor, nn.Parameter)  # subclasses may do anything
 SMALL_DTYPES = (torch.float32, torch.float64)  # others overflow or need more care
 
@@ -159,7 +160,8 @@ def encode_small(encoder: StreamingSetEncoder, elements: Any, setup: Setup | Non
         return None
     try:
         shape = elements.shape
-        small = len(shape) == 3 and shape[0] == 1 and 0 < shape[1] <= FEW
+        most = FEW_TRACKED if setup is None else FEW
+        small = len(shape) == 3 and shape[0] == 1 and 0 < shape[1] <= most
         if not small or shape[2] != encoder.dim_in or not takes_shortcut(encoder, "encode_small"):
             return None
         prepared, weight = (None, encoder.first_weight) if setup is None else setup[2:]
@@ -168,11 +170,10 @@ def encode_small(encoder: StreamingSetEncoder, elements: Any, setup: Setup | Non
         if setup is None:
             check_kind("elements", elements)
             elements = owned(elements)
-        encoding = encoder.encode_small(elements, prepared)
-        if encoding is None:
-            return None
-        shown = encoding.detach() if encoding.requires_grad else encoding
-        return encoding if math.isfinite(shown.sum().item()) else None
+        found = encoder.encode_small(elements, prepared)
+        if found is None or _is_own(encoder):  # setfold's own are finite
+            return found
+        return found if math.isfinite(found.detach().sum().item()) else None
     except RuntimeError:  # a sparse, nested or meta tensor
         return None
 
@@ -226,6 +227,10 @@ def may_keep(encoder: StreamingSetEncoder) -> bool:
     """
     if torch.is_grad_enabled() or needs_plain_formula():
         return False
-    own = type(encoder).__module__.startswith("setfold.")
-    own = own and vars(encoder).keys().isdisjoint(PRIMITIVES)
+    own = _is_own(encoder) and vars(encoder).keys().isdisjoint(PRIMITIVES)
     return own and encoder.shaping_modules() == (encoder,)
+
+
+def _is_own(encoder: StreamingSetEncoder) -> bool:
+    """Whether the class of an encoder is one of setfold's."""
+    return type(encoder).__module__.startswith("setfold.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from functools import cache
 from inspect import signature
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from setfold.core.absorb import Arrivals, absorb_for_gradients, absorb_ragged
 from setfold.core.arguments import check_choice, check_modules
+from setfold.core.begin import setup_of
 from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.readout import Count
 from setfold.core.state import SetState
@@ -105,7 +107,9 @@ class Composition(StreamingSetEncoder):
         return self.encoder.draw_frame(num_slots, generator)
 
     def prepare(self, frame: tuple[Tensor, ...]) -> Any:
-        return self.encoder.prepare(frame)
+        if frame or self.encoder.training or torch.is_grad_enabled():
+            return self.encoder.prepare(frame)
+        return setup_of(self.encoder).prepared  # which may have been kept
 
     def featurize(
         self, elements: Tensor, mask: Tensor | None, context: tuple[Tensor, ...]
@@ -177,9 +181,12 @@ def _takes(kind: type[nn.Module], arguments: int) -> bool:
 
 
 def apply_features(
-    features: nn.Module, elements: Tensor, mask: Tensor | None, context: tuple[Tensor, ...] = ()
+    features: Callable[..., Tensor],
+    elements: Tensor,
+    mask: Tensor | None,
+    context: tuple[Tensor, ...] = (),
 ) -> Tensor:
-    """Apply a module to elements (B, n, ...): features (B, n, d), zero where masked.
+    """Apply a function to elements (B, n, ...): features (B, n, d), zero where masked.
 
     Args:
         features: (N, ...) -> (N, d), or with a context (B, n, ...), *context -> (B, n, d).

@@ -26,7 +26,7 @@ from setfold.core.primitives import Primitives
 from setfold.core.readout import unshared
 from setfold.core.state import SetState
 from setfold.core.statistic import Fields, Statistics, clear, identity, join, remove
-from setfold.core.weights import Weights, first_tensor
+from setfold.core.weights import first_tensor
 from setfold.errors import InputError
 
 
@@ -158,7 +158,8 @@ class StreamingSetEncoder(Primitives):
         if chunk.is_empty():
             return self.initial_state(batch_size)
         check_elements(self, chunk, begun.frame)
-        found = absorb_new(self, begun, chunk, batch_size, self.prepared_for(begun))
+        prepared = self.prepared_for(begun)
+        found = absorb_new(self, begun.fields, chunk, batch_size, (), prepared)
         assert chunk.index is not None
         return begun.with_statistics(found, torch.bincount(chunk.index, minlength=batch_size))
 
@@ -269,16 +270,7 @@ class StreamingSetEncoder(Primitives):
         if chunk.index is None:
             found = absorb_whole(self, fields, chunk, seen, prepared)
         else:
-            device = chunk.elements.device
-            empty = SetState(
-                fields,
-                identity(fields, sets, device),
-                torch.zeros(sets, dtype=torch.long, device=device),
-                frame=frame,
-                context=seen,
-                weights=Weights.unknown(),
-            )
-            found = absorb_into(self, empty, chunk, prepared, join)
+            found = absorb_new(self, fields, chunk, sets, seen, prepared)
         return self.finish(found, chunk.count(sets), prepared)
 
     # ---- derived -----------------------------------------------------------------------------

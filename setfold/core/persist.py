@@ -119,7 +119,9 @@ def write_atomically(path: Path, content: bytes) -> None:
         FileError: the folder does not exist, the path is a folder, or the disk is full.
     """
     if not path.parent.is_dir():
-        raise FileError(f"cannot write {path}: there is no folder {path.parent}. Create it first.")
+        raise FileError(
+            f"cannot write {path}: the folder {path.parent} does not exist. Create it first."
+        )
     if path.is_dir():
         raise FileError(f"cannot write {path}: it is a folder. Pass the path of a file.")
     try:
@@ -193,7 +195,7 @@ def read(
     """
     path = as_path(path)
     if not path.is_file():
-        raise FileError(f"there is no file {path}. Check the path.")
+        raise FileError(f"{path} does not exist. Check the path.")
     try:
         with safe_open(path, framework="pt") as file:
             head = _head(path, file.metadata() or {})

@@ -142,8 +142,8 @@ class Primitives(SetEncoder):
     def encode_small(self, elements: Tensor, prepared: Any) -> Tensor | None:
         """The encoding (1, ...) of one small set (1, n, d) without a mask, in as few calls as possible.
 
-        None, the default, uses `absorb` and `finish`. The encoding must be theirs, and NaN or
-        infinity in an element must show in it.
+        None, the default, uses `absorb` and `finish`. It must be the encoding that they give. NaN or
+        infinity in an element must make it NaN or infinite, or None: then they run and report it.
 
         Args:
             elements: (1, n, d), with n at least 1.

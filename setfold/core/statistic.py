@@ -8,6 +8,7 @@ union, in any order and grouping. That is all that a fold needs.
     Max, Min         max_i v_i, min_i v_i                            maximum, minimum
     Softmax          m = max_i l_i,  sum_i exp(l_i - m) [v_i, 1]     rescaling to the larger m
     CentralMoments   n, mean, sum_i (v_i - mean)^2                   Chan's pairwise update
+    Scatter          n, mean, sum_i (v_i - mean) (v_i - mean)^T      the same, for matrices
 
 An encoder declares its state as named fields, `{"sum": Field(Sum(), (4, 9))}`. The functions at the
 end of this file join, remove and differentiate all fields of a state at once.
@@ -282,6 +283,51 @@ class CentralMoments(Reduction):
         apart = piece[1] - joined[1]
         weighed = count + mean * apart / total + squares * apart.square()  # if counts are weights
         return weighed, piece[0] * (mean / total + 2 * squares * apart), squares
+
+
+class Scatter(Reduction):
+    """Count, mean and scatter matrix of vectors (d,), joined without cancellation."""
+
+    empty = (0.0, 0.0, 0.0)
+
+    def shapes(self, shape: Shape) -> tuple[Shape, ...]:
+        return (), shape, (*shape, *shape)
+
+    def absorb(self, values: Tensor, mask: Tensor | None) -> Parts:
+        """The scatter of the elements that are present.
+
+        >>> count, mean, scatter = Scatter().absorb(torch.tensor([[[1.0, 0.0], [3.0, 2.0]]]), None)
+        >>> mean.tolist(), scatter.tolist()
+        ([[2.0, 1.0]], [[[2.0, 2.0], [2.0, 2.0]]])
+        """
+        count, mean, _ = CentralMoments().absorb(values, mask)
+        distance = values - mean.unsqueeze(1)
+        if mask is not None:
+            distance = distance * mask.unsqueeze(-1)
+        return count[:, 0], mean, distance.mT @ distance
+
+    def join(self, left: Parts, right: Parts) -> Parts:
+        count = left[0] + right[0]
+        apart = right[1] - left[1]
+        share = (right[0] / torch.where(count > 0, count, 1)).unsqueeze(-1)
+        between = _outer(apart, apart * share * left[0].unsqueeze(-1))
+        return count, left[1] + apart * share, left[2] + right[2] + between
+
+    def pull(self, grads: Parts, joined: Parts, piece: Parts) -> Parts:
+        count, mean, scatter = grads
+        total = torch.where(joined[0] > 0, joined[0], 1).unsqueeze(-1)
+        apart = piece[1] - joined[1]
+        turned = _apply(scatter + scatter.mT, apart)  # the gradient of apart^T scatter apart
+        weighed = count + ((mean / total + turned / 2) * apart).sum(-1)  # if counts are weights
+        return weighed, piece[0].unsqueeze(-1) * (mean / total + turned), scatter
+
+
+def _outer(left: Tensor, right: Tensor) -> Tensor:
+    return left.unsqueeze(-1) * right.unsqueeze(-2)
+
+
+def _apply(matrix: Tensor, vector: Tensor) -> Tensor:
+    return (matrix @ vector.unsqueeze(-1)).squeeze(-1)
 
 
 # ---- all fields of a state at once -------------------------------------------------------------

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from setfold.core.absorb import check_logits
 from setfold.core.arguments import check_flags, check_heads, check_sizes
 from setfold.core.encoder import StreamingSetEncoder
-from setfold.core.readout import Count, weighted_mean_of
+from setfold.core.readout import Count
 from setfold.core.state import SetState
 from setfold.core.statistic import Field, Fields, Softmax, Statistics, spread
 from setfold.errors import InputError
@@ -43,7 +43,7 @@ class SoftmaxPool(StreamingSetEncoder):
 
     @abstractmethod
     def conclude(self, means: Tensor) -> Tensor:
-        """The encoding (B, ...) from the weighted means (B, Q, d) of the elements, in float64."""
+        """The encoding (B, ...) from the weighted means (B, Q, d), both in float32 or wider."""
 
     @property
     @abstractmethod
@@ -66,7 +66,8 @@ class SoftmaxPool(StreamingSetEncoder):
 
     def finish(self, statistics: Statistics, count: Count, prepared: Scores) -> Tensor:
         _, sums = statistics["softmax"]
-        means = weighted_mean_of(sums[..., :-1], sums[..., -1])
+        mass = sums[..., -1:].clamp_min(1)  # at least 1, the weight of the largest logit, or 0
+        means = sums[..., :-1] / mass
         with without_autocast(means.device):
             encoding = self.conclude(means)
         if isinstance(count, Tensor):

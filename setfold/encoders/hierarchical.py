@@ -16,14 +16,18 @@ from setfold.core.absorb import (
     absorb_ragged,
     check_encoding,
 )
-from setfold.core.arguments import check_modules
+from setfold.core.arguments import check_flags, check_modules
 from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.readout import Count
 from setfold.core.state import SetState
 from setfold.core.statistic import Fields, Statistics
 from setfold.core.weights import caller_for
+from setfold.encoders.layers import NormalizedReLU
 from setfold.encoders.slot_set import Prepared, SlotSetEncoder
 from setfold.errors import CancelledAttentionWarning, InputError
+from setfold.kernels.modes import widened
+
+FIRST_FACTOR = 0.1  # not 0, so that the gradients of the upper levels are not 0, either
 
 
 class Levels(NamedTuple):
@@ -42,9 +46,14 @@ class HierarchicalSlotSetEncoder(StreamingSetEncoder):
 
     Args:
         levels: Slot Set Encoders. The dim_in of each must equal the dim_readout of the one before.
-        activation: a module between the levels; None for nn.ReLU(). The paper uses none, which is
-            nn.Identity(). Levels that sum or average and end in one slot then collapse into a
-            linear map of the sum of the elements.
+        activation: a module between the levels; None for ReLU and layer normalization. Without the
+            normalization, the differences between sets shrink from level to level, and so do the
+            gradients. The paper uses none, which is nn.Identity(). Levels that sum or average and
+            end in one slot then collapse into a linear map of the sum of the elements.
+        residual: whether each level adds to the slots of the level before it, instead of replacing
+            them: Z_t = Z_t-1 + g_t SSE_t(activation(Z_t-1)), with learned factors g_t that begin at
+            0.1. All levels then need the same num_slots and dim_readout. Without it, as in the
+            paper, the slots of a set become alike from level to level.
 
     >>> first = SlotSetEncoder(dim_in=3, num_slots=8, dim_slot=16, dim_out=16)
     >>> second = SlotSetEncoder(dim_in=16, num_slots=2, dim_slot=16, dim_out=32)
@@ -53,10 +62,13 @@ class HierarchicalSlotSetEncoder(StreamingSetEncoder):
     torch.Size([5, 2, 32])
     """
 
-    slot_axis = 1
+    slot_axis: int | None = 1
 
     def __init__(
-        self, levels: Sequence[SlotSetEncoder], activation: nn.Module | None = None
+        self,
+        levels: Sequence[SlotSetEncoder],
+        activation: nn.Module | None = None,
+        residual: bool = False,
     ) -> None:
         super().__init__()
         listed = isinstance(levels, Sequence | nn.ModuleList)
@@ -71,10 +83,22 @@ class HierarchicalSlotSetEncoder(StreamingSetEncoder):
                     f"level {number - 1}; got {upper.dim_in}."
                 )
         check_modules(activation=activation)
+        check_flags(residual=residual)
+        shapes = [(level.num_slots, level.dim_readout) for level in levels]
+        if residual and len({*shapes}) > 1:
+            raise InputError(
+                "with residual=True all levels need the same num_slots and dim_readout; got "
+                f"{', '.join(map(str, shapes))}."
+            )
         self.levels = nn.ModuleList(levels)
-        self.activation = nn.ReLU() if activation is None else activation
+        self.residual = residual
+        self.activation = NormalizedReLU() if activation is None else activation
         self.dim_in = levels[0].dim_in
         self.dim_readout = levels[-1].dim_readout
+        if residual:
+            factor = torch.full((self.dim_readout,), FIRST_FACTOR)
+            self.factors = nn.ParameterList(factor.clone() for _ in levels[1:])
+            self.slot_axis = None  # slot j of each level belongs to slot j of the others
         self.slot_dims = tuple(level.dim_slot for level in levels)
         self.slots_cancel = levels[-1].slots_cancel
         self.batched_slots = levels[0].batched_slots
@@ -99,11 +123,12 @@ class HierarchicalSlotSetEncoder(StreamingSetEncoder):
     def draw_frame(
         self, num_slots: int | None, generator: torch.Generator | None
     ) -> tuple[Tensor, ...]:
-        """The slots of every level; `num_slots` is for the first."""
+        """The slots of every level; `num_slots` is for the first, and for all if they add up."""
         first, *others = self._encoders
         frame = first.draw_frame(num_slots, generator)
         for level in others:
-            frame += level.draw_frame(None, generator if level.draws_slots else None)
+            count = num_slots if self.residual else None
+            frame += level.draw_frame(count, generator if level.draws_slots else None)
         return frame
 
     @property
@@ -114,6 +139,11 @@ class HierarchicalSlotSetEncoder(StreamingSetEncoder):
         return self._encoders[0].fields(frame[:1])
 
     def prepare(self, frame: tuple[Tensor, ...]) -> Levels:
+        counts = [slots.shape[1] for slots in frame]
+        if self.residual and len({*counts}) > 1:
+            raise InputError(
+                f"with residual=True all levels need the same number of slots; got {counts}."
+            )
         return Levels(self._encoders[0].prepare(frame[:1]), frame[1:])
 
     def absorb(self, elements: Tensor, mask: Tensor | None, prepared: Levels) -> Statistics:
@@ -133,9 +163,10 @@ class HierarchicalSlotSetEncoder(StreamingSetEncoder):
         first, *others = self._encoders
         encoding = first.read(statistics, count, prepared.first)
         call = caller_for(first.first_weight.dtype)
-        for level, slots in zip(others, prepared.slots, strict=True):
+        for number, (level, slots) in enumerate(zip(others, prepared.slots, strict=True)):
             check_encoding(encoding)
-            encoding = level.encode(call(self.activation, encoding), slots)
+            found = level.encode(call(self.activation, encoding), slots)
+            encoding = encoding + widened(self.factors[number]) * found if self.residual else found
         if others:
             check_encoding(encoding)
         if isinstance(count, Tensor):  # an empty set is encoded as zeros

@@ -1,14 +1,29 @@
-"""torch's layers with the same weights, for inputs on which torch's own fail."""
+"""torch's layers with the same weights, for inputs on which torch's own fail; hooks of layers."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
+from torch.nn.modules.module import _has_any_global_hook
 
 from setfold.core.absorb import check_encoding
 from setfold.kernels.modes import transforms
-from setfold.kernels.norms import fast_layer_norm, scaled_layer_norm
+from setfold.kernels.norms import fast_layer_norm, layer_norm, scaled_layer_norm
+
+SMALL = 1e-8  # slots that hold means are as small as 1 / K
+
+
+def runs_only(module: nn.Module | None, kind: type[nn.Module]) -> bool:
+    """Whether calling a module runs the forward of a class of torch, and nothing else."""
+    return (
+        type(module) is kind
+        and "forward" not in vars(module)
+        and module._compiled_call_impl is None
+        and not (module._forward_hooks or module._forward_pre_hooks)
+        and not (module._backward_hooks or module._backward_pre_hooks)
+        and not _has_any_global_hook()
+    )
 
 
 class LayerNorm(nn.LayerNorm):
@@ -29,6 +44,20 @@ class LayerNorm(nn.LayerNorm):
             check_encoding(input)
             found = scaled_layer_norm(input, self.weight, self.bias, self.eps)
         return found
+
+
+class NormalizedReLU(nn.Module):
+    """ReLU, then layer normalization over the last dimension, without parameters.
+
+    >>> NormalizedReLU()(torch.tensor([-1.0, 0.1, 0.3]))
+    tensor([-1.0690, -0.2673,  1.3363])
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def forward(self, input: Tensor) -> Tensor:
+        return layer_norm(input.relu(), epsilon=SMALL)
 
 
 class GRUCell(nn.GRUCell):

@@ -8,18 +8,18 @@ import torch
 from torch import Tensor, nn
 
 from setfold.core.arguments import check_choice, check_positive, check_sizes
-from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.passes import Layer
 from setfold.core.readout import Count, mean_of
 from setfold.core.statistic import CentralMoments, Field, Fields, Statistics
 from setfold.core.weights import NARROW
+from setfold.encoders.parameter_free import ParameterFreeEncoder
 from setfold.kernels.modes import working_dtype
 
 STATISTICS_OF = ("feature", "set")
 SHRINK = 2.0**-4  # a power of two, which rounds nothing
 
 
-class Moments(StreamingSetEncoder):
+class Moments(ParameterFreeEncoder):
     """The mean and the variance of each feature over the set: (B, n, d) -> (B, 2, d).
 
         mean = sum_i x_i / n          variance = sum_i (x_i - mean)^2 / n
@@ -35,19 +35,7 @@ class Moments(StreamingSetEncoder):
              [1.]]])
     """
 
-    dim_in: int
-    like: Tensor
     _rounds = True  # to the dtype of the elements; else the readout is float64, as in the state
-
-    def __init__(self, dim_in: int) -> None:
-        super().__init__()
-        check_sizes(dim_in=dim_in)
-        self.dim_in = dim_in
-        # There are no parameters, so an empty buffer keeps the device and dtype.
-        self.register_buffer("like", torch.empty(0), persistent=False)
-
-    def extra_repr(self) -> str:
-        return f"dim_in={self.dim_in}"
 
     def fields(self, frame: tuple[Tensor, ...]) -> Fields:
         return {"moments": Field(CentralMoments(), (self.dim_in,))}

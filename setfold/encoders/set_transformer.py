@@ -155,7 +155,7 @@ class SeedAttention(SoftmaxPool):
         value = self.block.to_value
         attended = projected_heads(means, value.weight, value.bias, self.num_heads)
         seeds = widened(self.seeds).expand(means.shape[0], -1, -1)
-        encoding = self.block.digest(seeds, attended.to(seeds.dtype))
+        encoding = self.block.digest(seeds, attended)
         if not self.layer_norm:
             check_encoding(encoding)
         return encoding

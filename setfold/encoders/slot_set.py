@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, normalize, pad
+from torch.nn.functional import normalize, pad
 
 from setfold.core.absorb import Arrivals, check_logits
 from setfold.core.arguments import check_choice, check_flags, check_sizes
@@ -18,6 +19,7 @@ from setfold.core.readout import FIELDS, Count, fields_of, parse_aggregates, rea
 from setfold.core.state import SetState
 from setfold.core.statistic import Field, Fields, Softmax, Statistics
 from setfold.core.weights import caller_for
+from setfold.encoders.one_set import encode_tracked
 from setfold.errors import CancelledAttentionWarning, InputError
 from setfold.kernels.extrema import slot_extrema
 from setfold.kernels.modes import autocasts, widened, without_autocast
@@ -37,7 +39,6 @@ SLOTS = ("random", "learned")
 SIMILARITIES = ("dot", "cosine")
 INITIAL_TEMPERATURE = 3.0  # of the cosine similarity: sharp enough for slots to specialize
 SEEDS = 2**31
-SMALL_PRODUCT = 1 << 19  # multiplications of a projection that take less time than a call
 
 
 class Prepared(NamedTuple):
@@ -53,7 +54,7 @@ class SlotSetEncoder(StreamingSetEncoder):
 
     With slots S (K, h), q = to_query(norm(S)), k_i = to_key(x_i), v_i = to_value(x_i):
 
-        a_ij = sigmoid(k_i . q_j / sqrt(d_out)) + 1e-8     W_ij = a_ij / sum_l a_il     c_ij = W_ij v_i
+        a_ij = sigmoid(k_i . q_j / sqrt(d_key)) + 1e-8     W_ij = a_ij / sum_l a_il     c_ij = W_ij v_i
 
     and slot j holds the aggregate of c_ij over the elements i. The weights of an element depend
     on that element and the slots only, so the encoder is a fold. They sum to 1 over the slots, so
@@ -63,7 +64,7 @@ class SlotSetEncoder(StreamingSetEncoder):
         dim_in: width d of the elements.
         num_slots: number K of slots.
         dim_slot: size h of a slot.
-        dim_out: width d_out of keys, queries and values.
+        dim_out: width d_out of the values, and of keys and queries unless `dim_key` is given.
         aggregate: "sum", "mean", "max" or "min" of the contributions; "weighted_mean" for
             sum_i W_ij v_i / sum_i W_ij; "mass" for the mean weight of each slot; or a list of
             them, concatenated. Elements can be removed from sums and means, except from a
@@ -74,7 +75,10 @@ class SlotSetEncoder(StreamingSetEncoder):
         bias: whether the three projections have a bias.
         attention: "sigmoid" as in the paper, or "softmax" over slots.
         similarity: "dot" as in the paper, or "cosine" of layer-normalised keys and unit queries
-            with a learned temperature and a bias for each slot.
+            with a learned temperature and a bias for each slot. Keys of width 1 raise InputError,
+            because layer normalization makes them 0.
+        dim_key: width d_key of keys and queries; None for dim_out, as in the paper. Many slots of
+            few dimensions need wider keys to tell elements apart.
 
     >>> encoder = SlotSetEncoder(dim_in=3, num_slots=4, dim_slot=8, dim_out=16).eval()
     >>> state = encoder.initial_state(batch_size=2)
@@ -100,13 +104,21 @@ class SlotSetEncoder(StreamingSetEncoder):
         bias: bool = True,
         attention: str = "sigmoid",
         similarity: str = "dot",
+        dim_key: int | None = None,
     ) -> None:
         super().__init__()
+        width = dim_out if dim_key is None else dim_key
         check_sizes(dim_in=dim_in, num_slots=num_slots, dim_slot=dim_slot, dim_out=dim_out)
+        check_sizes(dim_key=width)
         check_choice(SLOTS, slots=slots)
         check_choice(ATTENTIONS, attention=attention)
         check_choice(SIMILARITIES, similarity=similarity)
         check_flags(bias=bias)
+        if similarity == "cosine" and width == 1:
+            raise InputError(
+                'similarity="cosine" needs keys of at least 2 dimensions: layer normalization turns '
+                "a key of width 1 into 0, so that attention is constant. Pass a dim_key, such as 16."
+            )
         self.aggregates = parse_aggregates(aggregate, weighted=True)
         self.dim_in = dim_in
         self.num_slots = num_slots
@@ -117,6 +129,7 @@ class SlotSetEncoder(StreamingSetEncoder):
         self.bias = bias
         self.attention = attention
         self.similarity = similarity
+        self.dim_key = dim_key
         self.slot_dims = (dim_slot,)
         self.slots_cancel = all(a.cancels for a in self.aggregates)
         self.reads_mass = any(a.needs_mass for a in self.aggregates)
@@ -129,7 +142,7 @@ class SlotSetEncoder(StreamingSetEncoder):
         )
         self.batched_slots = self.field_names == (self.sums_field,) and similarity == "dot"
         # Whether summing elements and projecting the sums is cheaper than summing projected values.
-        self.folded = dim_in * num_slots <= dim_out * (dim_in + num_slots)
+        self.folded = 2 * dim_in * num_slots <= (width + dim_out) * (dim_in + num_slots)
         self._make_parameters()
         if num_slots == 1:
             warnings.warn(
@@ -142,8 +155,9 @@ class SlotSetEncoder(StreamingSetEncoder):
 
     def _make_parameters(self) -> None:
         self.norm = nn.LayerNorm(self.dim_slot)
-        self.to_query = nn.Linear(self.dim_slot, self.dim_out, bias=self.bias)
-        self.to_key = nn.Linear(self.dim_in, self.dim_out, bias=self.bias)
+        width = self.dim_out if self.dim_key is None else self.dim_key
+        self.to_query = nn.Linear(self.dim_slot, width, bias=self.bias)
+        self.to_key = nn.Linear(self.dim_in, width, bias=self.bias)
         self.to_value = nn.Linear(self.dim_in, self.dim_out, bias=self.bias)
         if self.slots == "learned":
             self.slot_values = nn.Parameter(torch.randn(self.num_slots, self.dim_slot))
@@ -168,6 +182,7 @@ class SlotSetEncoder(StreamingSetEncoder):
             f"dim_in={self.dim_in}, num_slots={self.num_slots}, dim_slot={self.dim_slot}, "
             f"dim_out={self.dim_out}, aggregate={self.aggregate!r}, slots={self.slots!r}, "
             f"attention={self.attention!r}, similarity={self.similarity!r}"
+            + ("" if self.dim_key is None else f", dim_key={self.dim_key}")
         )
 
     # ---- slots -------------------------------------------------------------------------------
@@ -257,8 +272,8 @@ class SlotSetEncoder(StreamingSetEncoder):
 
     def _scores(self, slots: Tensor) -> Scores:
         call = caller_for(self.to_key.weight.dtype)
-        query, key = call(self.to_query, slots), _widened(self.to_key)  # (K, d_out)
-        scale = self.dim_out**-0.5
+        query, key = call(self.to_query, slots), _widened(self.to_key)  # (K, d_key)
+        scale = query.shape[-1] ** -0.5
         if self.similarity == "cosine":
             size = query.detach().abs().amax(-1, keepdim=True)  # its squares may overflow
             unit = normalize(query / size.clamp_min(1), dim=-1) * (self.temperature * scale)
@@ -335,23 +350,15 @@ class SlotSetEncoder(StreamingSetEncoder):
             return None
         if self.relative and self.aggregate == "weighted_mean" and prepared is not None:
             _, sums = one_tile_log_weights(elements[0], prepared.scores[0])
-            return (torch.mm(sums, cast("Tensor", prepared.values)) / sums[:, -1:]).unsqueeze_(0)
+            found = torch.mm(sums, cast("Tensor", prepared.values)) / sums[:, -1:]
+            return found.unsqueeze_(0) if math.isfinite(found.sum().item()) else None
         if self.aggregate not in ("sum", "mean") or self.num_slots == 1:
             return None
+        divisor = elements.shape[1] if self.aggregate == "mean" else 1
         if prepared is not None:
-            count = elements.shape[1] if self.aggregate == "mean" else 1
             values = cast("Tensor", prepared.values)
-            return one_set_values(elements, self.attention, prepared.scores[0], values, count)
-        if elements.numel() * self.dim_out > SMALL_PRODUCT:
-            return None
-        # The algorithm as printed has fewer nodes than one that folds the query into the keys.
-        elements = elements[0]
-        slots = self.norm(self.draw_frame(None, None)[0][0])
-        query = self.to_query(slots) * self.dim_out**-0.5
-        key, value = self.to_key, self.to_value
-        weights = weigh(linear(elements, key.weight, key.bias) @ query.t(), self.attention)
-        total = (weights.t() @ linear(elements, value.weight, value.bias)).unsqueeze(0)
-        return total / len(elements) if self.aggregate == "mean" else total
+            return one_set_values(elements, self.attention, prepared.scores[0], values, divisor)
+        return encode_tracked(self, elements, divisor)
 
     def finish(self, statistics: Statistics, count: Count, prepared: Prepared) -> Tensor:
         return self.read(statistics, count, prepared).to(self.to_key.weight.dtype)

@@ -7,15 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from setfold.core.arguments import check_sizes
-from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.readout import Count, mean_of
 from setfold.core.statistic import CentralMoments, Field, Fields, Max, Min, Statistics, spread
+from setfold.encoders.parameter_free import ParameterFreeEncoder
 
 FIELDS = {"moments": CentralMoments(), "max": Max(), "min": Min()}
 
 
-class SummaryStatistics(StreamingSetEncoder):
+class SummaryStatistics(ParameterFreeEncoder):
     """Count, mean, standard deviation, minimum and maximum: (B, n, d) -> (B, 1 + 4 d).
 
     The count is read as log(1 + n). All numbers of an empty set are 0. Put it beside other encoders
@@ -27,19 +26,6 @@ class SummaryStatistics(StreamingSetEncoder):
     >>> SummaryStatistics(1)(torch.tensor([[[1.0], [3.0]]]))
     tensor([[1.0986, 2.0000, 1.0000, 1.0000, 3.0000]])
     """
-
-    dim_in: int
-    like: Tensor
-
-    def __init__(self, dim_in: int) -> None:
-        super().__init__()
-        check_sizes(dim_in=dim_in)
-        self.dim_in = dim_in
-        # There are no parameters, so an empty buffer keeps the device and dtype.
-        self.register_buffer("like", torch.empty(0), persistent=False)
-
-    def extra_repr(self) -> str:
-        return f"dim_in={self.dim_in}"
 
     @property
     def dim_readout(self) -> int:

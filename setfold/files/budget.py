@@ -12,7 +12,8 @@ from setfold.errors import InputError
 
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 BINARY = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
-MAX_BATCH_ROWS = 1 << 18
+MAX_BATCH_ROWS = 1 << 17
+WAITING = 4  # steps of a thread that are begun or wait for those of other threads
 BASE_BYTES = 380_000_000  # Python, torch and Arrow
 COLUMN_BYTES = 1_300_000  # for each column that is read: a page, and the read-ahead buffer
 MIN_BYTES = 100_000_000  # for rows and states
@@ -68,23 +69,29 @@ class Budget(NamedTuple):
 
     batch_rows: int  # elements that are read and encoded at a time
     store_bytes: int  # for the tables of states
+    batches: int = 2  # that fit in memory at the same time, each in a thread
 
 
-def split_memory(memory: int, model_bytes: int, columns: int, row_bytes: int) -> Budget:
+def split_memory(
+    memory: int, model_bytes: int, columns: int, row_bytes: int, stored_bytes: int = 0
+) -> Budget:
     """Split the memory limit between batches of rows and states.
 
-    The result depends on the arguments only, not on current usage, so that a run is reproducible.
+    The result depends on the arguments only, not on current usage or the number of threads, so that
+    a run is reproducible.
 
     Args:
         memory: The memory limit of the process in bytes.
         model_bytes: The size of the model.
         columns: The number of columns that are read.
         row_bytes: The memory that one row needs while it is read and encoded.
+        stored_bytes: The memory that it takes in the result of a step, at most.
 
     Raises:
         InputError: The limit is too small.
     """
     available = memory - BASE_BYTES - 3 * model_bytes - columns * COLUMN_BYTES
+    row_bytes += (WAITING - 1) * stored_bytes
     needed = max(MIN_BYTES, 3 * row_bytes)
     if available < needed:
         raise InputError(
@@ -92,5 +99,8 @@ def split_memory(memory: int, model_bytes: int, columns: int, row_bytes: int) ->
             f"the file buffers take {format_size(memory - available)}. Pass at least "
             f"--memory {(memory - available + needed) // 10**6 + 1}MB."
         )
-    rows = min(available // 3 // row_bytes, MAX_BATCH_ROWS)
-    return Budget(1 << rows.bit_length() - 1, available // 5 * 2)
+    rows = min(max(available // 6 // row_bytes, 1), MAX_BATCH_ROWS)
+    batch_rows = 1 << rows.bit_length() - 1
+    buffers = columns * COLUMN_BYTES  # of a file; those of the first one are not available
+    batches = (available // 3 + buffers) // (batch_rows * row_bytes + buffers)
+    return Budget(batch_rows, available // 5 * 2, max(1, batches))

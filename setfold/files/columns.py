@@ -344,7 +344,7 @@ def _can_be_sorted(kind: pa.DataType) -> bool:
     empty = pa.array([], kind)
     try:
         pc.array_sort_indices(empty.dictionary_encode().dictionary)
-    except pa.ArrowNotImplementedError:
+    except pa.ArrowNotImplementedError:  # such as lists and structs
         return False
     return True
 

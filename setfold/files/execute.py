@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-import torch
 
 from setfold.core.persist import digest_of
 from setfold.errors import InputError
 from setfold.files.columns import stored_type
 from setfold.files.journal import Journal
 from setfold.files.outputs import check_target
-from setfold.files.plan import Plan
+from setfold.files.plan import Plan, computing
 from setfold.files.request import ReadOptions
 from setfold.files.results import read_result
 from setfold.files.run import Engine, Output, Run, Summary, publish, summarize_complete
@@ -61,16 +60,13 @@ def execute(
     """
     paths, resume = [Path(path).resolve() for path in outputs], options["resume"]
     _check_targets(paths)
-    with (
-        torch.no_grad(),
-        open_work_folder(
-            paths,
-            request,
-            resume=resume,
-            restart=options["restart"],
-            save_every=options["save_every"],
-        ) as work,
-    ):
+    with open_work_folder(
+        paths,
+        request,
+        resume=resume,
+        restart=options["restart"],
+        save_every=options["save_every"],
+    ) as work:
         if work.journal is not None and work.journal.outputs:  # only the final renaming is left
             work.journal.overwrite |= options["overwrite"]
             verify_outputs(work)
@@ -79,11 +75,12 @@ def execute(
         job = _with_results(prepare(finished), request["command"], in_place)
         if resume and _is_complete(job):
             return summarize_complete(job.plan, job.outputs)
-        _check_contents(job)
-        _check_inputs_are_kept(job.plan, paths, in_place)
-        run = Run(job.plan, work, engine, job.outputs, options["progress"])
-        _check_existing(run.journal, job, options, in_place)
-        return run.run()
+        with computing(job.plan.task.encoder):
+            _check_contents(job)
+            _check_inputs_are_kept(job.plan, paths, in_place)
+            run = Run(job.plan, work, engine, job.outputs, options["progress"])
+            _check_existing(run.journal, job, options, in_place)
+            return run.run()
 
 
 def check_outputs(

@@ -150,7 +150,7 @@ def _paths(name: str) -> list[Path]:
             raise InputError(f"unknown suffix of {name}. {expected}")
         return paths
     if not has_magic(name):
-        raise InputError(f"there is no file or folder {name}.{_suggest(path)}")
+        raise InputError(f"{name} does not exist.{_suggest(path)}")
     paths = [p for match in glob(name, recursive=True) for p in _list_files(Path(match))]
     if not paths:
         raise InputError(
@@ -187,7 +187,7 @@ def _parse_partition(path: str) -> dict[str, str]:
 
 def _suggest(path: Path) -> str:
     if not path.parent.is_dir():
-        return f" There is no folder {path.parent}, either. Check the path."
+        return f" The folder {path.parent} does not exist, either. Check the path."
     near = get_close_matches(path.name, os.listdir(path.parent), n=1)
     return f" Did you mean {path.parent / near[0]}?" if near else " Check the path."
 
@@ -236,7 +236,7 @@ def open_reader(
         )
     file = file_of(path)
     if not file.exists():
-        raise FileError(f"there is no file {file}. Check the path.")
+        raise FileError(f"{file} does not exist. Check the path.")
     if file.is_dir() != reader.is_folder:
         expected, got = ("folder", "file") if reader.is_folder else ("file", "folder")
         raise FileError(f"expected a {expected} at {file}, by its suffix; got a {got}. Rename it.")

@@ -14,7 +14,6 @@ journal that no longer needs it is on the disk. So a run can be resumed after a 
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import os
@@ -200,7 +199,7 @@ class WorkFolder:
         if not self.is_durable:
             sync(self.folder.parent)
             self.is_durable = True
-        saved = _to_save(dataclasses.asdict(self.journal))
+        saved = _to_save(vars(self.journal))
         write_atomically(self.folder / "journal", json.dumps(saved).encode())
         if self.snapshot not in (None, self.journal.snapshot):
             (self.folder / str(self.snapshot)).unlink(missing_ok=True)
@@ -336,7 +335,7 @@ def _check_signature(saved: dict[str, Any], current: dict[str, Any]) -> None:
             f"cannot resume: the interrupted run had other inputs (first differences: {names}). "
             f"{START_OVER}"
         )
-    differ = [name for name in saved if saved[name] != current.get(name)]
+    differ = [name for name in current if current[name] != saved.get(name)]
     raise InputError(
         f"cannot resume: the interrupted run had a different {', '.join(differ)}. Use the same "
         "arguments as before, or start over with --restart."

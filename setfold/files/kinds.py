@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from setfold.errors import InputError
 
+DUCKDB_ROWS = 1 << 16  # DuckDB reuses the memory of batches of this size, but not of larger ones
 KNOWN = (
     "a pandas or polars DataFrame, a DuckDB relation, an Arrow table or reader, or another object "
     "with the Arrow PyCapsule interface (__arrow_c_stream__)"
@@ -80,7 +81,13 @@ class ArrowFrame(Frame):
         self.schema = self._stream.schema
 
     def _reader(self) -> Any:
-        return pa.RecordBatchReader.from_stream(self.frame)
+        try:
+            return pa.RecordBatchReader.from_stream(self.frame)
+        except pa.ArrowException as error:  # it is a single column, or has types of its own
+            raise InputError(
+                f"Arrow cannot read this {type(self.frame).__name__} as a table ({error}). Pass a "
+                "frame whose columns have types of Arrow."
+            ) from error
 
     def batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         is_table = isinstance(self._stream, pa.Table)
@@ -113,7 +120,7 @@ class DuckDBFrame(ArrowFrame):
     """A DuckDB relation. The result belongs to the same connection."""
 
     def _reader(self) -> Any:
-        return self.frame.to_arrow_reader(self.rows)
+        return self.frame.to_arrow_reader(min(self.rows, DUCKDB_ROWS))
 
     def _convert(self, result: pa.Table, names: Sequence[str], shape: tuple[int, ...]) -> Any:
         setfold_result = result  # noqa: F841 - DuckDB finds the table by the name of the variable

@@ -24,6 +24,7 @@ from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.passes import MultiPassSetEncoder
 from setfold.errors import FileError, InputError
 from setfold.files.encodings import ids_in
+from setfold.files.plan import computing
 from setfold.files.request import ReadOptions, prepare_encoder
 from setfold.files.run import Summary
 from setfold.files.tables.arrow import header_of, shape_of
@@ -52,7 +53,7 @@ class Readouts:
         if not self._paths:
             return ()
         places = self._places(names)
-        return tuple(_take(table, places) for table in self._tables)
+        return tuple(take_readouts(table, places) for table in self._tables)
 
     @cached_property
     def _tables(self) -> list[pa.Table]:
@@ -93,7 +94,7 @@ def find_places(names: pa.Array, ids: pa.Array) -> np.ndarray:
     return places
 
 
-def _take(table: pa.Table, places: np.ndarray) -> Tensor:
+def take_readouts(table: pa.Table, places: np.ndarray) -> Tensor:
     """Return the readouts at some places of a table."""
     shape, start, found = shape_of(header_of(table.schema, "encodings")), 0, None
     for chunk in table["encoding"].chunks:
@@ -132,7 +133,8 @@ def encode_in_passes(
                 f"possible with {option}. Omit it, or use an encoder that folds in one pass."
             )
     paths = [out.with_name(f".{out.name}.pass-{n + 1}.arrow") for n in range(model.passes - 1)]
-    stages = [Stage(model, n, Readouts(paths[:n])) for n in range(model.passes)]
+    with computing(model):
+        stages = [Stage(model, n, Readouts(paths[:n])) for n in range(model.passes)]
     done = check(stages[-1])
     if done is None:
         summaries = [

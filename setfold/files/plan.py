@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.persist import digest_of
-from setfold.core.weights import weights_of
+from setfold.core.structure import is_known
+from setfold.core.weights import NARROW, weights_of
 from setfold.errors import FileError, InputError, SetfoldError
 from setfold.files.budget import Budget, format_size, split_memory
 from setfold.files.columns import ColumnSpec, Validated, parsed_by
+from setfold.files.engines.local import one_thread
 from setfold.files.engines.task import Shard, Skipped, Stamp, Task
 from setfold.files.features import Feature
 from setfold.files.inputs import Input, absolute, find_inputs, open_reader
@@ -26,6 +29,7 @@ from setfold.files.rows import rows_of
 from setfold.files.states import read_provenance
 from setfold.files.tables.absorb import TOO_LARGE, find_unusable
 from setfold.files.tables.table import check_storable, element_dtypes
+from setfold.kernels.modes import without_autocast
 from setfold.preprocessing.columns import columns_of
 
 SHARD_ROWS = 1 << 20
@@ -77,6 +81,7 @@ class Plan:
             "root": columns.root,
             "on_error": "skip" if self.task.skip else "stop",
             "memory": self.memory,
+            "batch_rows": self.task.batch_rows,
             "inputs": [[absolute(name), *stamp] for name, stamp in self.inputs.items()],
         }
 
@@ -88,6 +93,7 @@ def make_plan(
     *,
     memory: int,
     skip: bool,
+    threads: int = 1,
     states: Sequence[Path] = (),
     without: Collection[Path] = (),
 ) -> Plan:
@@ -99,6 +105,7 @@ def make_plan(
         columns: Which columns hold the features and the set id.
         memory: The memory limit of the process in bytes.
         skip: Whether to skip files that cannot be used, instead of raising an error.
+        threads: How many threads may process batches, if the model and the memory allow it.
         states: State files to start from.
         without: Files to leave out, as resolved paths.
     """
@@ -118,10 +125,17 @@ def make_plan(
         raise InputError(
             f"none of the inputs can be used. The first error is: {scan.skipped[0].reason}"
         )
-    row_bytes = estimate_row_bytes(encoder, scan.width or 1) + scan.id_bytes
-    budget = split_memory(memory, model_bytes, scan.num_columns, row_bytes)
+    width = scan.width or 1
+    row_bytes = estimate_row_bytes(encoder, width) + ID_COPIES * scan.id_bytes
+    stored_bytes = 8 * width + scan.id_bytes
+    budget = split_memory(memory, model_bytes, scan.num_columns, row_bytes, stored_bytes)
     batch_rows = max(1, int(budget.batch_rows / scan.elements_per_row))
-    task = Task(encoder, scan.columns, scan.width, batch_rows, skip)
+    threads = min(
+        threads_for(encoder, threads),
+        budget.batches,
+        max(1, memory // 3 // max(scan.block_bytes, 1)),
+    )
+    task = Task(encoder, scan.columns, scan.width, batch_rows, skip, threads)
     set_type = scan.set_type or pa.large_string()
     return Plan(
         task,
@@ -134,6 +148,45 @@ def make_plan(
         memory,
         left_out,
     )
+
+
+def is_thread_safe(model: nn.Module) -> bool:
+    """Whether several threads may call a model at the same time.
+
+    Modules and hooks of the user may keep something in their attributes during a call. Weights in
+    half precision are replaced by float32 weights during a call.
+    """
+    tensors = chain(model.parameters(), model.buffers())
+    if any(tensor.dtype in NARROW for tensor in tensors):
+        return False
+    return all(
+        is_known(type(module)) and not (module._forward_hooks or module._forward_pre_hooks)
+        for module in model.modules()
+    )
+
+
+def threads_for(encoder: StreamingSetEncoder, threads: int) -> int:
+    """Return how many threads process batches, if the memory allows it."""
+    if not is_thread_safe(encoder):
+        return 1
+    # With another device, one thread reads while the other one waits for it.
+    return threads if encoder.device.type == "cpu" else 2
+
+
+@contextmanager
+def computing(model: nn.Module) -> Iterator[None]:
+    """Set how torch computes in a run, with any number of threads: in the model's own precision.
+
+    If batches are processed by one thread only, its operations use as many as torch does.
+    """
+    tensors = chain(model.parameters(), model.buffers())
+    device = next((tensor.device for tensor in tensors), torch.device("cpu"))
+    with (
+        torch.no_grad(),
+        without_autocast(device),  # which new threads do not have, either
+        one_thread() if is_thread_safe(model) else nullcontext(),
+    ):
+        yield
 
 
 def estimate_row_bytes(encoder: StreamingSetEncoder, width: int) -> int:
@@ -163,14 +216,15 @@ class _InputScan:
         self.rows: int | None = 0
         self.set_type: pa.DataType | None = None
         self.num_columns = 0
+        self.block_bytes = 0  # of the rows that must be read together, by each thread
         self.is_sampled = False
         self.elements_per_row = 1.0  # more than 1 if rows are exploded
-        self.id_bytes = 0  # for all copies of a set id
+        self.id_bytes = 0  # of a set id
 
     def add_states(self, path: Path) -> None:
         """Add a state file."""
         if not path.is_file():
-            raise FileError(f"there is no file {path}. Check the path.")
+            raise FileError(f"{path} does not exist. Check the path.")
         stamp = Stamp.of(path)
         set_type, sets, _ = read_provenance(path)
         self._check_set_type(set_type, path)
@@ -204,7 +258,9 @@ class _InputScan:
         if not self.valid.holds(reader.schema, partition):
             self._validate(reader, found)
         names = self.valid.names
-        self._check_blocks(reader.block_bytes(names), path)
+        block = reader.block_bytes(names)
+        self._check_blocks(block, path)
+        self.block_bytes = max(self.block_bytes, block)
         reader.check(names)
         if not self.is_sampled:
             with suppress(FileError):  # raised or listed when the rows are read
@@ -268,7 +324,7 @@ class _InputScan:
                 self.width = rows.elements.shape[1]
                 self.elements_per_row = max(1.0, len(rows.elements) / rows.read)
                 if rows.sets is not None:
-                    self.id_bytes = ID_COPIES * rows.sets.nbytes // len(rows.sets)
+                    self.id_bytes = -(-rows.sets.nbytes // len(rows.sets))
             return
 
     def _check_model(self, elements: Tensor, path: Path) -> None:

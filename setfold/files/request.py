@@ -12,6 +12,7 @@ from typing import Any, TypedDict, TypeVar, cast
 import torch
 from torch import nn
 
+from setfold.core.arguments import check_sizes
 from setfold.core.composition import Composition
 from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.models import DTYPES
@@ -26,7 +27,7 @@ from setfold.files.engines.task import Stamp
 from setfold.files.inputs import absolute
 from setfold.files.journal import SAVE_EVERY
 from setfold.files.outputs import ArrowSink
-from setfold.files.plan import Plan, make_plan
+from setfold.files.plan import Plan, computing, make_plan
 from setfold.files.run import Engine, Progress
 from setfold.preprocessing.targets import Prediction, target_of
 
@@ -40,6 +41,9 @@ class RunOptions(TypedDict, total=False):
 
     Attributes:
         memory: Memory limit of the process in bytes, or as text such as "2GB", the default.
+        threads: How many threads read and encode, as far as the memory allows; by default as many
+            as torch uses. The result does not depend on it. A model in half precision, or with
+            modules that are not part of setfold or torch, is called by one thread at a time.
         resume: Resume an interrupted run from its last checkpoint. Start a new run if there is
             none. If the outputs are already complete, keep them and compute nothing.
         restart: Discard an interrupted run and start over.
@@ -52,6 +56,7 @@ class RunOptions(TypedDict, total=False):
     """
 
     memory: str | int
+    threads: int | None
     resume: bool
     restart: bool
     overwrite: bool
@@ -74,6 +79,7 @@ class ReadOptions(RunOptions, total=False):
 
 DEFAULTS: ReadOptions = {
     "memory": "2GB",
+    "threads": None,
     "resume": False,
     "restart": False,
     "overwrite": False,
@@ -90,12 +96,17 @@ def with_defaults(options: RunOptions | ReadOptions, allowed: type[RunOptions]) 
 
     Raises:
         TypeError: An option is not in `allowed`.
+        InputError: The number of threads is not positive.
     """
     unknown = [name for name in options if name not in allowed.__annotations__]
     if unknown:
         known = ", ".join(sorted(allowed.__annotations__))
         raise TypeError(f"unknown option {unknown[0]!r}; expected one of {known}.")
-    return {**DEFAULTS, **options}
+    found: ReadOptions = {**DEFAULTS, **options}
+    if found["threads"] is None:
+        found["threads"] = torch.get_num_threads()
+    check_sizes(threads=found["threads"])
+    return found
 
 
 def make_columns(
@@ -139,10 +150,17 @@ def build_plan(
     names = [inputs] if isinstance(inputs, str | Path) else list(inputs)
     if not names and not states:
         raise InputError("there is nothing to read. Pass at least one file, folder or pattern.")
-    memory, skip = parse_size(options["memory"]), options["skip_errors"]
-    return make_plan(
-        encoder, names, columns, memory=memory, skip=skip, states=states, without=without
-    )
+    with computing(encoder):
+        return make_plan(
+            encoder,
+            names,
+            columns,
+            memory=parse_size(options["memory"]),
+            skip=options["skip_errors"],
+            threads=options["threads"] or 1,
+            states=states,
+            without=without,
+        )
 
 
 def prepare_encoder(model: nn.Module) -> StreamingSetEncoder:
@@ -157,7 +175,7 @@ def prepare_encoder(model: nn.Module) -> StreamingSetEncoder:
     if passes is not None:
         raise InputError(
             f"{type(model).__name__} needs {passes} passes over a set, which is possible only for "
-            "encode. Call setfold.fold for each set, or use an encoder that folds in one pass."
+            "encode and encode_frame. Use one of them, or an encoder that folds in one pass."
         )
     found = (
         f"expected a streaming set encoder; got {type(model).__name__}, which cannot be folded. "

@@ -14,7 +14,8 @@ from setfold.files.columns import ColumnSpec
 from setfold.files.features import Feature
 from setfold.files.ids import TEXT, pack
 from setfold.files.readers.reader import BadRow
-from setfold.native.tables import Room, stack_columns
+from setfold.native.dispatch import Room
+from setfold.native.tables import can_stack, group_ids, stack_columns
 from setfold.preprocessing.columns import Columns, decoded, is_list
 
 BLOCK_ROWS = 8192  # rows that are copied at a time; more would not fit into the CPU cache
@@ -25,12 +26,14 @@ class Rows:
     """The elements of a batch, and the sets that they belong to.
 
     Args:
-        sets: The set id of each element, without nulls; None if the file is one set.
+        sets: The set id of each element, without nulls, maybe as a dictionary; None if the file is
+            one set.
         elements: `(n, d)`, C-contiguous. It may be a view of the batch, so do not write to it.
         bad: The bad rows, which have no elements, in order.
         read: The number of rows in the batch, good and bad.
         first: The row number of the batch's first row in its file.
-        kept: The row of each element in the batch; None if that is 0, 1, 2, ...
+        kept: The row of each good element in the batch; None if that is 0, 1, 2, ...
+        places: Where each of these is among the elements; None if they are in the same order.
         empty: For exploded rows without elements, the set ids, or the row numbers if there is no
             set column.
         names: The column of each number of an element.
@@ -42,15 +45,18 @@ class Rows:
     read: int
     first: int
     kept: np.ndarray | None
+    places: np.ndarray | None = None
     empty: pa.Array | None = None
     names: tuple[str, ...] = ()
 
     @property
     def numbers(self) -> np.ndarray:
         """The row number of each element in its file."""
-        if self.kept is None:
-            return np.arange(self.first, self.first + len(self.elements))
-        return self.first + self.kept
+        rows = np.arange(len(self.elements)) if self.kept is None else self.kept
+        numbers = self.first + rows
+        if self.places is not None:
+            numbers[self.places] = self.first + rows
+        return numbers
 
     def find_non_finite(self) -> dict[int, str]:
         """Return the rows with a number that is NaN or infinite, and the column of the first."""
@@ -73,6 +79,7 @@ def rows_of(
     partition: Mapping[str, str],
     parser: Columns | None = None,
     room: Room | None = None,
+    grouped: bool = False,
 ) -> Rows:
     """Extract the elements of a batch, and find its bad rows.
 
@@ -86,6 +93,7 @@ def rows_of(
         partition: The key=value folders in the path of the file.
         parser: The columns of the model, if it parses them itself.
         room: Where elements may be stored; None for new memory.
+        grouped: Whether elements of a set may follow one another, which makes them faster to sum.
 
     >>> batch = pa.record_batch({"event": [7, 7, 8], "x": [1.0, None, 3.0], "y": [4, 5, 6]})
     >>> rows = rows_of(
@@ -110,7 +118,16 @@ def rows_of(
         draft.drop_nulls()
     if parser is None:
         draft.drop_other_widths(width)
-        elements = _matrix(draft.arrays, features, dtype, room or Room())
+    sets, places = _set_ids(columns, draft.ids, partition, len(draft.arrays[0])), None
+    if parser is None:
+        blocks = [_block(array) for array in draft.arrays]
+        plain = dtype == np.float32 and all(f == Feature(f.name) for f in features)
+        if plain and can_stack(blocks):
+            if grouped:
+                sets, places = _group(sets)
+            elements = stack_columns(blocks, room or Room(), places)
+        else:
+            elements = _matrix(blocks, features, dtype)
     else:
         with np.errstate(over="ignore"):  # overflows become infinite, and are found later
             elements = parser.read(dict(zip(draft.names, draft.arrays, strict=True))).astype(dtype)
@@ -121,13 +138,12 @@ def rows_of(
                 f"{width}. Select other columns with --features."
             )
         elements = np.empty((0, width), dtype)
-    sets = _set_ids(columns, draft.ids, partition, len(elements))
     bad = tuple(BadRow(first + row, reason) for row, reason in sorted(draft.reasons.items()))
     if parser is None:
         names = draft.columns_of(elements.shape[1])
     else:
         names = tuple(column.name for column in parser.all for _ in range(column.width))
-    rows = Rows(sets, elements, bad, batch.num_rows, first, draft.kept, names=names)
+    rows = Rows(sets, elements, bad, batch.num_rows, first, draft.kept, places, names=names)
     if not columns.explode:
         return rows
     if columns.set is None:
@@ -147,6 +163,20 @@ def _set_ids(
         for name in columns.set_names
     ]
     return arrays[0] if isinstance(columns.set, str) else pack(arrays)
+
+
+def _group(sets: pa.Array | None) -> tuple[pa.Array | None, np.ndarray | None]:
+    """Return set ids in an order in which equal ones follow one another, and the place of each.
+
+    Other ids than integers stay in their order, and so do all without compiled kernels.
+    """
+    if sets is None or sets.type not in (pa.int64(), pa.uint64()):
+        return sets, None
+    found = group_ids(sets.to_numpy())
+    if found is None:
+        return sets, None
+    names, codes, places = found
+    return pa.DictionaryArray.from_arrays(codes, names, safe=False), places
 
 
 @dataclass
@@ -249,16 +279,11 @@ def _owners(array: pa.Array) -> np.ndarray:
 
 
 def _matrix(
-    arrays: Sequence[pa.Array], features: Sequence[Feature], dtype: np.dtype, room: Room
+    blocks: Sequence[np.ndarray], features: Sequence[Feature], dtype: np.dtype
 ) -> np.ndarray:
     """Stack columns, with offsets and factors. A single column is not copied if possible."""
-    blocks = [_block(array) for array in arrays]
     if len(blocks) == 1 and blocks[0].dtype == dtype and features[0] == Feature(features[0].name):
         return np.ascontiguousarray(blocks[0] if blocks[0].ndim == 2 else blocks[0][:, None])
-    if dtype == np.float32 and all(feature == Feature(feature.name) for feature in features):
-        stacked = stack_columns(blocks, room)
-        if stacked is not None:
-            return stacked
     ends = np.cumsum([block.shape[1] if block.ndim == 2 else 1 for block in blocks]).tolist()
     # A plain column is assigned to an index, not to a slice, which is twice as fast in NumPy.
     targets = [

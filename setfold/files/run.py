@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -37,7 +38,7 @@ from setfold.files.work_folder import publish_outputs, report_of
 
 NOT_FINITE = "its {} is not finite: its elements are too large together"
 
-Engine = Callable[[Task, Sequence[Shard], int, int], Iterator[Step]]
+Engine = Callable[[Task, Sequence[Shard], int, int], Generator[Step, None, None]]
 
 
 class Progress(NamedTuple):
@@ -167,19 +168,21 @@ class Run:
             self.work.log_skipped(self.plan.skipped)
             journal.skipped = len(self.plan.skipped)
         ends = list(accumulate(shard.bytes for shard in shards))
-        for step in self.engine(self.plan.task, shards, journal.shard, journal.rows):
-            for table in step.tables:
-                for output in self.outputs:
-                    types = () if output.holds_states else self._id_types
-                    output.sink.check_ids(table.sets, types)
-                self.store.add(table)
-            self.work.log_skipped(step.skipped)
-            shard = shards[step.shard]
-            share = step.rows / (shard.stop - shard.start) if shard.stop is not None else 0.5
-            journal.count_step(step, ends[step.shard] - shard.bytes * (1 - min(share, 1.0)))
-            if self.work.is_save_due():
-                self._save(self.store)
-            self._report_progress("reading", journal.read, self.plan.bytes)
+        # Closed before an error is handled, so that no thread of the engine outlives the run.
+        with closing(self.engine(self.plan.task, shards, journal.shard, journal.rows)) as steps:
+            for step in steps:
+                for table in step.tables:
+                    for output in self.outputs:
+                        types = () if output.holds_states else self._id_types
+                        output.sink.check_ids(table.sets, types)
+                    self.store.add(table)
+                self.work.log_skipped(step.skipped)
+                shard = shards[step.shard]
+                share = step.rows / (shard.stop - shard.start) if shard.stop is not None else 0.5
+                journal.count_step(step, ends[step.shard] - shard.bytes * (1 - min(share, 1.0)))
+                if self.work.is_save_due():
+                    self._save(self.store)
+                self._report_progress("reading", journal.read, self.plan.bytes)
         journal.read = ends[-1] if ends else 0.0
 
     def _save(self, store: Store | None = None) -> None:
@@ -295,7 +298,7 @@ class Run:
         """Yield the encodings of all sets, except those for which the model raises an error."""
         done = 0
         try:
-            for part in read_out(self.encoder, table):
+            for part in read_out(self.encoder, table, self.plan.task.threads):
                 done += len(part)
                 yield part
         except Exception as error:  # a head may contain any code

@@ -180,7 +180,7 @@ class SealedFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         if not path.is_file():
-            raise FileError(f"there is no file {path}. Check the path.")
+            raise FileError(f"{path} does not exist. Check the path.")
         self._file = path.open("rb", buffering=0)
         try:
             self._open()

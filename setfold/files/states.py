@@ -210,8 +210,8 @@ def merge_columns(requested: ColumnSpec, saved: ColumnSpec | None, path: Path) -
         )
     if requested.set is not None and saved.set is None:
         raise InputError(
-            f"in {path} each {'row' if saved.explode else 'file'} is one set, so there is no set "
-            f"column; got {requested.set!r}. Omit --set."
+            f"the states in {path} have no set column, because each "
+            f"{'row' if saved.explode else 'file'} is one set; got {requested.set!r}. Omit --set."
         )
     if requested.root is not None and saved.root is None:
         ids = "in a column" if saved.set else "absolute paths"

@@ -53,7 +53,7 @@ def verify(path: str | Path) -> str:
     if path.is_dir():
         return _verify_work_folder(path)
     if not path.is_file():
-        raise FileError(f"there is no file {path}. Check the path.")
+        raise FileError(f"{path} does not exist. Check the path.")
     if is_archive(path):
         return _verify_encodings(path)
     if is_sealed(path):

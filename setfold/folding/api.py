@@ -111,7 +111,7 @@ def fold(
     if way == SUBSET:
         source = source.drawn(samples)
     _check_repeatable(foldable, source, way)
-    one_pass = _pass(way, source, samples)
+    one_pass = _pass(way, source, samples, group)
     if group is not None:
         one_pass = partial(_together, one_pass, foldable, way, group)
     return _folded(foldable, source, one_pass)
@@ -158,12 +158,12 @@ def _begun(encoder: Foldable, found: tuple[Tensor, ...], sets: int | None) -> Be
     return encoder.begin(found, sets)
 
 
-def _pass(way: str, source: Source, samples: int) -> Pass:
+def _pass(way: str, source: Source, samples: int, group: ProcessGroup | None) -> Pass:
     """The function that makes one pass over the chunks."""
     if way == UNBIASED:
-        replayed: Pass = partial(replayable_fold, samples=samples)
+        replayed: Pass = partial(replayable_fold, samples=samples, group=group)
     elif way == EXACT and source.repeatable and not source.holds_one:  # one may keep its graph
-        replayed = replayable_fold
+        replayed = partial(replayable_fold, group=group)
     else:
         return _plain_fold
     if transforms():

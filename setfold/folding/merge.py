@@ -8,9 +8,9 @@ Shapes: R processes, S numbers in the statistics of one process.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from functools import reduce
-from itertools import cycle
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ from setfold.folding.messages import (
 )
 from setfold.kernels.modes import accumulator_dtype, differentiable_once
 
-_TICKETS = cycle(range(1, 2**10))  # small, so that sums of squares are exact in float32 too
+_TICKETS = itertools.count()
 SAME = 1e-6  # relative tolerance for slots, which machines may round differently
 MODEL = "Fold every shard with the same model"
 ALIKE = {  # what must be equal in all processes: its name and advice for the error message
@@ -296,7 +296,7 @@ class _Gather(torch.autograd.Function):
     def forward(
         ctx: Any, group: dist.ProcessGroup | None, ticket: int, flat: Tensor, *shaping: Tensor
     ) -> Tensor:
-        ctx.group, ctx.ticket = group, float(ticket)
+        ctx.group, ctx.ticket = group, ticket
         ctx.shaping = [tensor.detach() for tensor in shaping]
         return gather(flat, group, "gather the states")
 
@@ -304,19 +304,19 @@ class _Gather(torch.autograd.Function):
     @differentiable_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         rank, world = rank_and_size(ctx.group)
-        tickets = grad.new_tensor([ctx.ticket, ctx.ticket**2])
-        total = torch.cat([grad.reshape(-1), tickets])
-        with translate_errors(ctx.group, "add up the gradients"):
-            dist.all_reduce(total, group=ctx.group)
-        ticket, square = total[-2:].tolist()
-        if ticket**2 != world * square:  # equal only if all tickets are (Cauchy-Schwarz)
+        # a message first, so that a process that fails on the way here can tell the others
+        task = "add up the gradients"
+        messages = exchange({"backward": ctx.ticket}, ctx.group, grad.device, task)
+        if any(message["backward"] != ctx.ticket for message in messages):
             raise DistributedError(
                 f"the {world} processes run the backward passes of different states at the same "
                 "time. All processes must call backward in the same order."
             )
+        total = grad.contiguous().clone()
+        with translate_errors(ctx.group, task):
+            dist.all_reduce(total, group=ctx.group)
         if ctx.needs_input_grad[2]:
-            own = total[:-2].view_as(grad)[rank]
-            return None, None, own, *[None] * len(ctx.shaping)
+            return None, None, total[rank], *[None] * len(ctx.shaping)
         return None, None, None, *map(torch.zeros_like, ctx.shaping)  # this shard used none of them
 
 

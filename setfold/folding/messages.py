@@ -30,7 +30,10 @@ MAX_ERROR = 2000  # characters of an error message that are sent to the other pr
 
 
 def exchange(
-    message: Message, group: dist.ProcessGroup | None, device: torch.device
+    message: Message,
+    group: dist.ProcessGroup | None,
+    device: torch.device,
+    task: str = "exchange messages",
 ) -> list[Message]:
     """Send a message to all processes and receive theirs. Every process must call it.
 
@@ -38,6 +41,7 @@ def exchange(
         message: the message of this process, with the same keys in every process.
         group: the process group.
         device: a device whose tensors the group can send.
+        task: what the caller does, for the error message.
 
     Returns:
         The messages of all processes, by rank.
@@ -49,7 +53,6 @@ def exchange(
     rank_and_size(group)
     _check_device(group, device)
     own = torch.frombuffer(bytearray(json.dumps(message).encode()), dtype=torch.uint8)
-    task = "exchange messages"
     lengths = gather(torch.tensor(len(own), device=device), group, task).tolist()
     if not all(0 < length <= MAX_BYTES for length in lengths):
         raise _out_of_step()

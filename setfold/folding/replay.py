@@ -8,13 +8,14 @@ for the exact gradient, of a random sample, scaled up, for an unbiased estimate.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
 from setfold.core.absorb import absorb_dense, absorb_for_gradients, arrivals
 from setfold.core.encoder import StreamingSetEncoder
@@ -22,6 +23,7 @@ from setfold.core.inputs import Chunk
 from setfold.core.state import SetState
 from setfold.core.statistic import Statistic, Statistics, identity, join, pull
 from setfold.errors import InputError, StateMismatchError
+from setfold.folding.messages import report_failure
 from setfold.folding.source import Sample, Source
 from setfold.kernels.modes import accumulator_dtype, autocasts, differentiable_once
 
@@ -30,22 +32,28 @@ Begin = Callable[[int | None], Begun]  # takes a number of sets; None if there a
 NOBODY = -1
 
 
-def replayable_fold(begin: Begin, source: Source, samples: int | None = None) -> Begun:
+def replayable_fold(
+    begin: Begin,
+    source: Source,
+    samples: int | None = None,
+    group: ProcessGroup | None = None,
+) -> Begun:
     """Fold chunks without a graph, into a state whose gradients read them once more.
 
     Args:
         begin: creates the encoder and its empty state, for a number of sets.
         source: the chunks; without `samples`, they are read again.
         samples: the number of chunks, drawn at random and kept, that estimate the gradients.
+        group: processes over which the sets are spread; None for this one alone.
 
     Returns:
         The encoder and the state.
     """
     replay: _Replay | None = None
     for number, chunk in source.read():
-        replay = replay or _Replay(*begin(source.sets_in(chunk)), source, samples)
+        replay = replay or _Replay(*begin(source.sets_in(chunk)), source, samples, group)
         replay.absorb(number, chunk)
-    replay = replay or _Replay(*begin(None), source, samples)
+    replay = replay or _Replay(*begin(None), source, samples, group)
     return replay.encoder, replay.tracked()
 
 
@@ -53,9 +61,15 @@ class _Replay:
     """One fold, and what it takes to run it again."""
 
     def __init__(
-        self, encoder: StreamingSetEncoder, empty: SetState, source: Source, samples: int | None
+        self,
+        encoder: StreamingSetEncoder,
+        empty: SetState,
+        source: Source,
+        samples: int | None,
+        group: ProcessGroup | None,
     ) -> None:
         self.encoder = encoder
+        self.group = group
         self.source = source
         self.empty = empty
         self.fields = empty.fields
@@ -113,6 +127,16 @@ class _Replay:
         return self.empty.with_statistics(named, self.state.count)
 
     # ---- backward ----------------------------------------------------------------------------
+
+    def failing(self) -> AbstractContextManager[None]:
+        """Return a context that tells the other processes of an exception, if they listen.
+
+        They do if an earlier pass follows in their backward passes, too.
+        """
+        listen = any(tensor.requires_grad for tensor in self.empty.context)
+        if self.group is None or not listen:
+            return nullcontext()
+        return report_failure(self.group, self.empty.device)
 
     def gradients(self, grads: Statistics) -> Iterator[Tensor | None]:
         """The gradients of all inputs of `tracked`, given those of the statistics.
@@ -252,7 +276,8 @@ class _Tracked(torch.autograd.Function):
         flat = iter(grads)
         statistics = ctx.replay.state.statistics
         named = {name: tuple(next(flat) for _ in parts) for name, parts in statistics.items()}
-        return None, None, *[None] * ctx.number, *ctx.replay.gradients(named)
+        with ctx.replay.failing():
+            return None, None, *[None] * ctx.number, *ctx.replay.gradients(named)
 
 
 def _with_leaves(empty: SetState) -> SetState:

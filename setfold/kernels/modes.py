@@ -74,6 +74,18 @@ def vectorizes() -> bool:
     return any(level.key() == torch._C._functorch.TransformType.Vmap for level in stack)
 
 
+def is_batched(grad: Tensor) -> bool:
+    """Whether a gradient stands for several, as in a vectorized Jacobian, and has no memory.
+
+    A backward pass is not told otherwise: `transforms` may be False there.
+    """
+    try:
+        grad.data_ptr()
+    except RuntimeError:
+        return True
+    return False
+
+
 def differentiable_once(backward: Callable[..., Gradients]) -> Callable[..., Gradients]:
     """Decorate a backward pass to raise RuntimeError if second derivatives are requested.
 
@@ -96,22 +108,25 @@ def differentiable_once(backward: Callable[..., Gradients]) -> Callable[..., Gra
 
 def differentiate_again(
     formula: Callable[..., Tensor],
-    inputs: Sequence[Tensor],
+    inputs: Sequence[Tensor | None],
     needs: Sequence[bool],
     grad: Tensor,
 ) -> list[Tensor | None]:
-    """The gradients of a formula with a graph of their own, for second derivatives.
+    """The gradients of a formula by torch, in a backward pass whose own code cannot find them.
+
+    With create_graph=True they have a graph of their own, for second derivatives.
 
     Args:
         formula: maps the inputs to the output, differentiably.
-        inputs: saved by the forward pass, with their graph.
+        inputs: saved by the forward pass, with their graph; None is passed on.
         needs: which inputs need a gradient.
         grad: of the output.
     """
+    again = torch.is_grad_enabled()
     with torch.enable_grad():
         # views, so that the gradients stop here; the second derivative flows on to the inputs
-        views = [tensor.view_as(tensor) for tensor in inputs]
+        views = [None if tensor is None else tensor.view_as(tensor) for tensor in inputs]
         output = formula(*views)
-        wanted = [view for view, need in zip(views, needs, strict=True) if need]
-        found = iter(torch.autograd.grad(output, wanted, grad.to(output.dtype), create_graph=True))
+        wanted = [v for v, need in zip(views, needs, strict=True) if need and v is not None]
+        found = iter(torch.autograd.grad(output, wanted, grad.to(output.dtype), create_graph=again))
     return [next(found) if need else None for need in needs]

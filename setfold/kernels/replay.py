@@ -8,7 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from setfold.kernels.modes import accumulator_dtype, differentiable_once
+from setfold.kernels.modes import (
+    accumulator_dtype,
+    differentiable_once,
+    differentiate_again,
+    is_batched,
+)
 from setfold.kernels.tiles import tiles
 
 # A tile function: (elements (b, r, d), mask (b, r) | None, *tensors) -> its sum, (b, ...).
@@ -75,6 +80,13 @@ class _Replay(torch.autograd.Function):
         elements, mask, *tensors = ctx.saved_tensors
         need_elements, _, *need_tensors = ctx.needs_input_grad[3:]
         needs = [need_elements, *need_tensors]
+        if is_batched(grad):
+
+            def whole(some: Tensor, *rest: Tensor | None) -> Tensor:
+                return ctx.function(some, mask, *rest)
+
+            found = differentiate_again(whole, (elements, *tensors), needs, grad)
+            return None, None, None, found[0], None, *found[1:]
         element_grad, tensor_grads = replayed_gradients(
             ctx.function, ctx.rows, elements, mask, tensors, needs, grad
         )

@@ -10,6 +10,7 @@ to normalise it; `GatedScores` are a small network of their own.
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -17,7 +18,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from setfold.kernels.modes import widened
+from setfold.kernels.modes import (
+    accumulator_dtype,
+    needs_plain_formula,
+    widened,
+    working_dtype,
+)
 from setfold.kernels.norms import layer_norm
 
 ATTENTIONS = ("sigmoid", "softmax")
@@ -25,7 +31,7 @@ EPSILON = 1e-8  # the paper's, added to every sigmoid
 
 
 class FoldedScores(NamedTuple):
-    """logits = [x, 1] A, with A = [Wk | bk]^T q^T / sqrt(d_out): the last row is the offset."""
+    """logits = [x, 1] A, with A = [Wk | bk]^T q^T / sqrt(d_key): the last row is the offset."""
 
     matrix: Tensor  # (d + 1, K), or (B, d + 1, K) where each set has slots of its own
 
@@ -51,9 +57,9 @@ class FoldedScores(NamedTuple):
 class KeyScores(NamedTuple):
     """logits = (x Wk^T + bk) q^T, with the scale inside q."""
 
-    key_weight: Tensor  # (d_out, d)
-    key_bias: Tensor | None  # (d_out,)
-    query: Tensor  # (K, d_out)
+    key_weight: Tensor  # (d_key, d)
+    key_bias: Tensor | None  # (d_key,)
+    query: Tensor  # (K, d_key)
 
     def logits(self, elements: Tensor) -> Tensor:
         return linear(linear(elements, self.key_weight, self.key_bias), self.query)
@@ -68,11 +74,11 @@ class KeyScores(NamedTuple):
 
 
 class CosineScores(NamedTuple):
-    """logits = t cos(k, q) + b: keys layer-normalised, queries of unit length times t / sqrt(d_out)."""
+    """logits = t cos(k, q) + b: keys layer-normalised, queries of unit length times t / sqrt(d_key)."""
 
-    key_weight: Tensor  # (d_out, d)
-    key_bias: Tensor | None  # (d_out,)
-    query: Tensor  # (K, d_out)
+    key_weight: Tensor  # (d_key, d)
+    key_bias: Tensor | None  # (d_key,)
+    query: Tensor  # (K, d_key)
     offset: Tensor  # (K,)
 
     def logits(self, elements: Tensor) -> Tensor:
@@ -132,16 +138,18 @@ def folded_heads(
         key_bias: (e,) or None.
         num_heads: the number H of heads, which divides e.
     """
-    query, key_weight = widened(query), widened(key_weight)
-    heads = query.unflatten(-1, (num_heads, -1))  # (K, H, e / H)
-    heads = heads * heads.shape[-1] ** -0.5
-    matrix = torch.einsum("khe,hed->dhk", heads, key_weight.unflatten(0, (num_heads, -1)))
-    if key_bias is None:
-        offset = matrix.new_zeros(1, *matrix.shape[1:])
-    else:
-        biases = widened(key_bias).unflatten(0, (num_heads, -1))
-        offset = torch.einsum("khe,he->hk", heads, biases)[None]
-    return FoldedScores(torch.cat([matrix, offset]).flatten(1))
+    query, keys = widened(query), _augmented(widened(key_weight), key_bias)  # (e, d + 1)
+    scale = (query.shape[1] // num_heads) ** -0.5
+    heads = (query * scale).t().reshape(num_heads, -1, query.shape[0])  # (H, e / H, K)
+    matrix = torch.bmm(keys.reshape(num_heads, -1, keys.shape[1]).mT, heads)  # (H, d + 1, K)
+    return FoldedScores(matrix.transpose(0, 1).flatten(1))
+
+
+def _augmented(weight: Tensor, bias: Tensor | None) -> Tensor:
+    """[weight | bias] (out, in + 1), to be multiplied with [x, 1]."""
+    if bias is None:
+        return torch.constant_pad_nd(weight, (0, 1))
+    return torch.cat([weight, bias.to(weight.dtype).unsqueeze(1)], 1)
 
 
 def projected_heads(
@@ -149,18 +157,34 @@ def projected_heads(
 ) -> Tensor:
     """The values of multi-head attention from the mean element that each head sees.
 
+    Float64 takes longer, so it is used where the values overflow on the way, or cannot be looked at.
+
     Args:
-        means: (B, H K, d), what `folded_heads`' scores average.
+        means: (B, H K, d), what `folded_heads`' scores average, in float32 or wider.
         value_weight: (e, d).
         value_bias: (e,) or None.
         num_heads: the number H of heads.
 
     Returns:
-        (B, K, e), the heads side by side.
+        (B, K, e), the heads side by side, in float32 or wider.
     """
-    by_head = means.unflatten(1, (num_heads, -1))  # (B, H, K, d)
-    weight = value_weight.unflatten(0, (num_heads, -1)).to(means.dtype)
-    values = torch.einsum("bhkd,hed->bkhe", by_head, weight).flatten(2)
+    dtype = working_dtype(value_weight.dtype)
+    if not (needs_plain_formula() or means.is_meta):
+        found = _projected_heads(means.to(dtype), value_weight, value_bias, num_heads)
+        if math.isfinite(found.detach().sum().item()):
+            return found
+    precise = means.to(accumulator_dtype(means.device))
+    return _projected_heads(precise, value_weight, value_bias, num_heads).to(dtype)
+
+
+def _projected_heads(
+    means: Tensor, value_weight: Tensor, value_bias: Tensor | None, num_heads: int
+) -> Tensor:
+    batch, queries, width = means.shape[0], means.shape[1] // num_heads, means.shape[2]
+    rows = means.reshape(batch, num_heads, queries, width).transpose(0, 1)
+    weight = value_weight.to(means.dtype).reshape(num_heads, -1, width)  # (H, e / H, d)
+    values = torch.bmm(rows.reshape(num_heads, batch * queries, width), weight.mT)
+    values = values.transpose(0, 1).reshape(batch, queries, len(value_weight))  # (B, K, e)
     return values if value_bias is None else values + value_bias
 
 

@@ -5,20 +5,28 @@ or, with logits that are normalized over the slots first, weights that sum to 1 
 peak m keeps every exponential in (0, 1] and the largest one at 1, so logits of any size are safe.
 Numerator and denominator are relative to the same peak, so the peak is a constant for the gradient.
 
-- `_weighted_sums`: the formula, for torch.compile, torch.export, small inputs and replayed tiles.
+- `_weighted_sums`: the formula, for torch.compile, torch.export, replayed tiles, and small inputs
+  for which there is no compiled kernel.
 - `_stream`: tile by tile; rescales the sums when a tile has a larger logit.
 - `_Streamed`: the gradient of `_stream`. The peak is known, so it is a sum over tiles.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear, pad
 
-from setfold.kernels.modes import accumulator_dtype, differentiable_once, needs_plain_formula
+from setfold.kernels.modes import (
+    accumulator_dtype,
+    differentiable_once,
+    differentiate_again,
+    is_batched,
+    needs_plain_formula,
+)
 from setfold.kernels.replay import replayed_gradients
 from setfold.kernels.scores import FoldedScores, Projection, Scores, has_own_slots
 from setfold.kernels.sums import PLAIN_ROWS, transposed_product
@@ -26,6 +34,7 @@ from setfold.kernels.tiles import tile_rows, tiles
 from setfold.native import dispatch as native
 
 FEW_ROWS = 64
+COMPILED_LENGTH = 256  # elements of a set from which on compiled gradients are faster than a graph
 
 
 def softmax_sums(
@@ -58,7 +67,10 @@ def softmax_sums(
         compiled = _compiled(elements, mask, scores, projection, over_slots)
         if compiled is not None:
             return compiled
-    if plain or batch * length <= PLAIN_ROWS or has_own_slots(scores):
+    small = batch * length <= PLAIN_ROWS
+    if small and length >= COMPILED_LENGTH:
+        small = not _can_compile(elements, mask, scores, projection, over_slots)
+    if plain or small or has_own_slots(scores):
         logits = _mask_logits(_normalized(scores.logits(elements), over_slots), mask)
         peak = logits.detach().amax(1) if plain else _largest(logits.detach())  # (B, Q)
         return peak, _weighted_sums(_values(elements, projection), logits, peak)
@@ -84,6 +96,19 @@ def one_tile_log_weights(elements: Tensor, matrix: Tensor) -> tuple[Tensor, Tens
         return logits.squeeze(0), padded.expand(matrix.shape[1], -1)
     peak = logits.amax(0)
     return peak, transposed_product(logits.sub_(peak).exp_(), padded)
+
+
+def _can_compile(
+    elements: Tensor,
+    mask: Tensor | None,
+    scores: Scores,
+    projection: Projection | None,
+    over_slots: bool,
+) -> bool:
+    """Whether there is a compiled kernel for this form of scores and these tensors."""
+    if over_slots or projection is not None or not isinstance(scores, FoldedScores):
+        return False
+    return native.can_multiply(elements, mask, scores.matrix)
 
 
 def _compiled(
@@ -210,8 +235,24 @@ class _Streamed(torch.autograd.Function):
         return peak, sums
 
     @staticmethod
-    @differentiable_once
     def backward(ctx: Any, _: Tensor, sums_grad: Tensor) -> tuple[Tensor | None, ...]:
+        elements, mask, peak, *tensors = ctx.saved_tensors
+        again = torch.is_grad_enabled() and elements.shape[:2].numel() <= PLAIN_ROWS
+        if not (again or is_batched(sums_grad)):
+            return _Streamed.replay(ctx, sums_grad)
+        top = finite(peak.to(elements.dtype))
+
+        def formula(some: Tensor, *parts: Tensor) -> Tensor:
+            return _sums_from_tensors(ctx.form, ctx.over_slots, some, mask, top, *parts)
+
+        needs = ctx.needs_input_grad[0], *ctx.needs_input_grad[4:]
+        found = differentiate_again(formula, (elements, *tensors), needs, sums_grad)
+        return found[0], None, None, None, *found[1:]
+
+    @staticmethod
+    @differentiable_once
+    def replay(ctx: Any, sums_grad: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients without a graph of their own."""
         elements, mask, peak, *tensors = ctx.saved_tensors
         need_elements, _, _, _, *need_tensors = ctx.needs_input_grad
         if ctx.form is FoldedScores and len(tensors) == 1:
@@ -219,12 +260,7 @@ class _Streamed(torch.autograd.Function):
                 elements, mask, peak, tensors[0], sums_grad, need_elements, ctx.over_slots
             )
             return grads[0], None, None, None, grads[1]
-
-        def tile_sums(tile: Tensor, shown: Tensor | None, top: Tensor, *parts: Tensor) -> Tensor:
-            scores, projection = _parts(ctx.form, parts)
-            logits = _mask_logits(_normalized(scores.logits(tile), ctx.over_slots), shown)
-            return _weighted_sums(_values(tile, projection), logits, top)
-
+        tile_sums = partial(_sums_from_tensors, ctx.form, ctx.over_slots)
         room = _parts(ctx.form, tensors)[0].room
         rows = tile_rows(elements.shape[2] + room, elements.element_size(), elements.device)
         peaks = (finite(peak.to(elements.dtype)),)
@@ -233,6 +269,20 @@ class _Streamed(torch.autograd.Function):
             tile_sums, rows, elements, mask, tensors, needs, sums_grad, per_set=peaks
         )
         return element_grad, None, None, None, *tensor_grads
+
+
+def _sums_from_tensors(
+    form: type[Scores],
+    over_slots: bool,
+    elements: Tensor,
+    mask: Tensor | None,
+    peak: Tensor,
+    *tensors: Tensor,
+) -> Tensor:
+    """`_weighted_sums`, differentiably, with its tensors laid out flat."""
+    scores, projection = _parts(form, tensors)
+    logits = _mask_logits(_normalized(scores.logits(elements), over_slots), mask)
+    return _weighted_sums(_values(elements, projection), logits, peak)
 
 
 def _parts(form: type[Scores], tensors: Any) -> tuple[Scores, Projection | None]:

@@ -11,6 +11,7 @@ Compiled kernels run where they can (`setfold.native`). There are three implemen
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
@@ -20,7 +21,12 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from setfold.kernels import gpu
-from setfold.kernels.modes import accumulator_dtype, differentiate_again, needs_plain_formula
+from setfold.kernels.modes import (
+    accumulator_dtype,
+    differentiate_again,
+    is_batched,
+    needs_plain_formula,
+)
 from setfold.kernels.ragged import Group, gather, group_by_length, packs
 from setfold.kernels.replay import summed_over_tiles
 from setfold.kernels.scores import (
@@ -331,13 +337,17 @@ def one_set_sums(elements: Tensor, attention: str, matrix: Tensor) -> Tensor:
 
 def one_set_values(
     elements: Tensor, attention: str, matrix: Tensor, values: Tensor, divisor: int
-) -> Tensor:
-    """`one_set_sums` times `values` (d + 1, d_out), over a divisor: (1, K, d_out)."""
+) -> Tensor | None:
+    """`one_set_sums` times `values` (d + 1, d_out), over a divisor: (1, K, d_out).
+
+    None if it is not finite.
+    """
     found = native.encode(elements, matrix, attention, values, divisor)
     if found is not None:
         return found
     sums = one_tile_sums(elements[0], None, attention, matrix, divisor)
-    return torch.mm(sums, values).unsqueeze_(0)
+    encoding = torch.mm(sums, values).unsqueeze_(0)
+    return encoding if math.isfinite(encoding.sum().item()) else None
 
 
 def one_tile_sums(
@@ -382,7 +392,7 @@ class _FoldedSums(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, sums_grad: Tensor) -> tuple[Tensor | None, ...]:
         elements, mask, augmented = ctx.saved_tensors
-        if torch.is_grad_enabled():  # create_graph=True: second derivatives of the formula
+        if torch.is_grad_enabled() or is_batched(sums_grad):
 
             def formula(some: Tensor, matrix: Tensor) -> Tensor:
                 return plain_sums(some, mask, ctx.attention, FoldedScores(matrix))

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from setfold.core.arguments import check_flags, check_positive, check_sizes
 from setfold.errors import DescriptionError, InputError
 from setfold.laws.consistency import CONSISTENCY
-from setfold.laws.diagnosis import diagnose
 from setfold.laws.law import Case, Law, streams
 from setfold.laws.laws import LAWS
+from setfold.laws.reasons import likely_reason
 from setfold.laws.report import FAILS, HOLDS, NOT_APPLICABLE, Finding
 from setfold.laws.report import Report as Report
 from setfold.laws.survey import Survey as Survey
@@ -164,12 +164,12 @@ def _test_law(
             except DescriptionError as obstacle:  # the law "two processes" saves the model
                 return Finding(law.name, law.statement, NOT_APPLICABLE, {}, reason=str(obstacle))
             except Exception as raised:  # any exception breaks the law
-                known = diagnose(subject, case.elements, law.name)
+                known = likely_reason(subject, case.elements, law.name)
                 reason = known or f"{type(raised).__name__}: {raised}"
                 return Finding(law.name, law.statement, FAILS, errors, case.describe(), reason)
             errors[name] = max(errors.get(name, 0.0), error)
             if not error <= law.slack * tolerance:
-                reason = diagnose(subject, case.elements, law.name) or ""
+                reason = likely_reason(subject, case.elements, law.name) or ""
                 return Finding(law.name, law.statement, FAILS, errors, case.describe(), reason)
     return Finding(law.name, law.statement, HOLDS, errors)
 

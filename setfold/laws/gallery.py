@@ -12,6 +12,7 @@ from setfold.core.passes import LayeredSetEncoder
 from setfold.core.primitives import SetEncoder
 from setfold.encoders.attention_pool import AttentionPool, GatedAttentionPool
 from setfold.encoders.concat import Concat
+from setfold.encoders.covariance import Covariance
 from setfold.encoders.deep_sets import DeepSets, Pool
 from setfold.encoders.equivariant import EquivariantDeepSets
 from setfold.encoders.fspool import FSPool
@@ -97,6 +98,7 @@ EXHIBITS = (
     Exhibit("DeepSets, element-wise", lambda: DeepSets(_features(), DIM)),
     Exhibit("Pool, max", lambda: Pool(DIM_IN, "max")),
     Exhibit("Moments", lambda: Moments(DIM_IN)),
+    Exhibit("Covariance", lambda: Covariance(DIM_IN)),
     Exhibit("SummaryStatistics", lambda: SummaryStatistics(DIM_IN)),
     Exhibit("AttentionPool", lambda: AttentionPool(DIM_IN, SLOTS, DIM, num_heads=2)),
     Exhibit("GatedAttentionPool", lambda: GatedAttentionPool(DIM_IN, DIM)),

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import math
 import mmap
+import os
 import tempfile
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
+import torch
 
 from setfold.errors import FileError
+from setfold.learning.processes import Processes
 from setfold.learning.sources import Source
 from setfold.preprocessing.columns import Columns
 
+SHARED = "elements.part"  # for the processes of one machine; removed when all have opened it
 RELEASE_BYTES = 1 << 26  # of a mapped file that are written before its pages are released
 
 
@@ -110,8 +115,11 @@ def collect(
     *,
     folder: Path,
     memory: int,
+    processes: Processes | None = None,
 ) -> SetDataset:
     """Read all elements of some sets, grouped by set.
+
+    Processes of one machine share a file of elements, which the first one fills.
 
     Args:
         source: The rows.
@@ -121,16 +129,50 @@ def collect(
         targets: The label of each set.
         folder: Where to keep the elements in a temporary file, if they do not fit in memory.
         memory: How many bytes of elements to keep in memory.
+        processes: Those that read the same sets; None for this one.
     """
-    places = {name: place for place, name in enumerate(ids)}
     offsets = np.concatenate([[0], np.cumsum([counts[name] for name in ids])]).astype(np.int64)
     shape = (int(offsets[-1]), columns.width)
-    elements: np.ndarray
+    if processes is not None and processes.on_one_machine and shape[0]:
+        return _collect_once(source, columns, offsets, (ids, targets), folder / SHARED, processes)
     if 4 * shape[0] * shape[1] <= memory:
         elements = np.empty(shape, np.float32)
     else:
-        elements = _mapped(folder, shape)
-    filled, written = offsets[:-1].copy(), 0
+        elements = _temporary(folder, shape)
+    data = SetDataset(ids, elements, offsets, targets)
+    return _without_gaps(data, _fill(source, columns, data))
+
+
+def _collect_once(
+    source: Source,
+    columns: Columns,
+    offsets: np.ndarray,
+    named: tuple[Sequence[str], np.ndarray],
+    path: Path,
+    processes: Processes,
+) -> SetDataset:
+    """Read all elements in the first process, into a file that the others open."""
+    (ids, targets), shape = named, (int(offsets[-1]), columns.width)
+    data = None
+    if processes.first:
+        data = SetDataset(ids, _mapped(path, "w+", shape), offsets, targets)
+        data = _without_gaps(data, _fill(source, columns, data))
+    processes.from_first()  # the file is complete
+    elements = _mapped(path, "c", shape) if data is None else data.elements
+    processes.from_first()  # all have opened it
+    if processes.first:
+        path.unlink()
+    lengths = torch.from_numpy(np.diff(offsets) if data is None else data.lengths.copy())
+    processes.share([lengths])  # without rows that were skipped
+    source.skipped = processes.from_first(source.skipped)
+    offsets = np.concatenate([[0], np.cumsum(lengths.numpy())]).astype(np.int64)
+    return SetDataset(ids, elements[: offsets[-1]], offsets, targets)
+
+
+def _fill(source: Source, columns: Columns, data: SetDataset) -> np.ndarray:
+    """Write all elements to their places; return where the elements of each set end."""
+    places = {name: place for place, name in enumerate(data.ids)}
+    elements, filled, written = data.elements, data.offsets[:-1].copy(), 0
     for batch in source.elements(columns):
         encoded = batch.sets.dictionary_encode()
         known = np.array([places.get(n, -1) for n in encoded.dictionary.to_pylist()], np.int64)
@@ -147,7 +189,7 @@ def collect(
             elements.flush()
             _release(elements)
             written = 0
-    return _without_gaps(SetDataset(ids, elements, offsets, targets), filled)
+    return filled
 
 
 def _without_gaps(data: SetDataset, filled: np.ndarray) -> SetDataset:
@@ -163,13 +205,31 @@ def _without_gaps(data: SetDataset, filled: np.ndarray) -> SetDataset:
     return SetDataset(data.ids, elements, offsets, data.targets)
 
 
-def _mapped(folder: Path, shape: tuple[int, int]) -> np.ndarray:
+def _temporary(folder: Path, shape: tuple[int, int]) -> np.ndarray:
     """An array in a file without a name, which the system removes when nobody uses it."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
+            _allocate(file.fileno(), shape)
             return np.memmap(file, np.float32, "w+", shape=shape)
     except OSError as error:
         raise FileError(f"cannot write to {folder}: {error}. Free some space.") from error
+
+
+def _allocate(file: int, shape: tuple[int, int]) -> None:
+    """Take the space on disk now: if there is none later, writing to a map ends the process."""
+    size = 4 * math.prod(shape)
+    if size and hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file, 0, size)
+
+
+def _mapped(path: Path, mode: Literal["w+", "c"], shape: tuple[int, int]) -> np.ndarray:
+    try:
+        if mode == "w+":
+            with path.open("wb") as file:
+                _allocate(file.fileno(), shape)
+        return np.memmap(path, np.float32, "r+" if mode == "w+" else mode, shape=shape)
+    except OSError as error:
+        raise FileError(f"cannot open {path}: {error}. Free some space.") from error
 
 
 def _release(elements: np.memmap) -> None:

@@ -152,7 +152,7 @@ def _fold(
             rows = elements[None, place : min(place + batch_rows, stop)]
             yield rows.to(like.device, like.dtype) if isinstance(rows, Tensor) else rows
 
-    return fold(model, chunks, group=processes.group)  # type: ignore[arg-type]
+    return fold(model, chunks, group=processes.group)  # type: ignore[arg-type]  # arrays, too
 
 
 def _encode_ragged(model: nn.Module, sets: Sequence[Array], like: Tensor) -> Tensor:

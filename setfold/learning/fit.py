@@ -121,6 +121,7 @@ def fit(
 
     Raises:
         DivergedError: The loss is not finite.
+        InputError: There is nothing to train, or sets or losses have another form.
         FileError: The checkpoint is damaged, or is of a training with other settings.
 
     >>> import setfold
@@ -138,6 +139,10 @@ def fit(
     True
     """
     settings = settings or FitSettings()
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise InputError(
+            f"{type(model).__name__} has no trainable parameters. Give it features or a head."
+        )
     if optimizer is None:
         optimizer = torch.optim.AdamW(
             model.parameters(), RATE, weight_decay=WEIGHT_DECAY, fused=True

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from setfold.errors import InputError
 from setfold.files.inputs import open_reader
-from setfold.learning.sources import BATCH_ROWS, Source
+from setfold.learning.sources import BATCH_ROWS, Source, text_ids
 from setfold.preprocessing.columns import as_text, decoded, is_text
 from setfold.preprocessing.kinds import NumberColumn
 from setfold.preprocessing.targets import Classes, Quantity, Target
@@ -41,14 +41,14 @@ class Labels:
 
 
 def read_labels(
-    path: str | Path, target: str, set: str | None, group: str | None, sets: Sequence[str]
+    path: str | Path, target: str, keys: Sequence[str], group: str | None, sets: Sequence[str]
 ) -> Labels:
     """Read a table of labels, with one row per set.
 
     Args:
         path: The table.
         target: The column with the labels.
-        set: The column with the set ids; None if sets are files. The table's first text column
+        keys: The columns of the set ids; none if sets are files. The table's first text column
             then names them, by path, name or name without suffix.
         group: A column with groups, or None.
         sets: The ids of the sets, if they are files.
@@ -56,17 +56,17 @@ def read_labels(
     Raises:
         InputError: A column is missing, a set has two labels, or a name is ambiguous.
     """
-    with open_reader(Path(path), () if set is None else (set,)) as reader:
+    with open_reader(Path(path), keys) as reader:
         names = reader.schema.names
-        key = set if set is not None else _text_column(reader.schema, target, path)
-        for name in (key, target, *([group] if group else [])):
+        own = list(keys) or [_text_column(reader.schema, target, path)]
+        for name in (*own, target, *([group] if group else [])):
             if name not in names:
                 raise InputError(f"{path} has no column {name!r}; it has {', '.join(names)}.")
-        wanted = list(dict.fromkeys([key, target, *([group] if group else [])]))
+        wanted = list(dict.fromkeys([*own, target, *([group] if group else [])]))
         table = pa.Table.from_batches(list(reader.read(wanted, rows=BATCH_ROWS)))
     _check_kind(target, table.schema.field(target).type)
-    ids = as_text(_plain(table[key])).to_pylist()
-    if set is None:
+    ids = text_ids(own, [_plain(table[name]) for name in own]).to_pylist()
+    if not keys:
         ids = _as_files(ids, sets, path)
     values = _plain(table[target]).to_pylist()
     groups = as_text(_plain(table[group])).to_pylist() if group else None
@@ -76,7 +76,8 @@ def read_labels(
             continue
         if found.setdefault(name, value) != value:
             raise InputError(
-                f"{path} has two labels for the set {name!r}: {found[name]!r} and {value!r}."
+                f"{path} has two labels for the set {name!r}: {found[name]!r} and {value!r}. Keep "
+                "one row per set."
             )
     if groups is None:
         return Labels(found)

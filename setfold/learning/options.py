@@ -21,7 +21,8 @@ class TrainOptions:
         target: The column with the labels.
         labels: A table with one row per set. If None, the labels are in a column of the rows, and
             constant within each set.
-        set: The column with the set ids. If None, each file is one set.
+        set: The column with the set ids, or several: "run,event" or a list. If None, each file is
+            one set.
         features: The columns that are features. If None, all that can be.
         explode: Whether each row holds many elements, as lists.
         group: A column, of the table of labels or of the rows. Sets of one group fall into the same
@@ -62,7 +63,7 @@ class TrainOptions:
 
     target: str
     labels: str | Path | None = None
-    set: str | None = None
+    set: str | Sequence[str] | None = None
     features: Sequence[str] | None = None
     explode: bool = False
     group: str | None = None

@@ -64,6 +64,7 @@ def make_page(result: Result, facts: Mapping[str, Any]) -> str:
         parts += ["<h2>Residuals</h2>", _svg(_draw_residuals(best.found, target.name))]
     parts += ["<h2>By size of the set</h2>", _table(facts["by_size"])]
     parts += ["<h2>Most influential elements</h2>", _influence(facts["influence"], best.name)]
+    parts += ["<h2>Encodings, weights and gradients</h2>", _diagnosis(facts["diagnosis"])]
     parts += ["<h2>Columns</h2>", _columns(result)]
     title = f"setfold: {_text(target.name)}"
     return (
@@ -114,6 +115,15 @@ def _number(value: object) -> str:
     if not isinstance(value, float):
         return _text(value)
     return f"{value:.4f}" if abs(value) < LARGE else f"{value:.4g}"
+
+
+def _diagnosis(found: Mapping[str, Any] | None) -> str:
+    if found is None:
+        return '<p class="note">There are too few sets, or their encodings are not finite.</p>'
+    rows = [{"symptom": name, "value": value} for name, value in found["symptoms"].items()]
+    problems = found["problems"] or ["No problem found."]
+    listed = "".join(f"<li>{_text(problem)}</li>" for problem in problems)
+    return f'{_table(rows)}<ul class="note">{listed}</ul>'
 
 
 def _influence(sets: Sequence[Mapping[str, Any]], name: str) -> str:

@@ -49,6 +49,11 @@ class Processes:
         return self.rank == 0
 
     @property
+    def on_one_machine(self) -> bool:
+        """Whether there are several processes, and torchrun has started all on one machine."""
+        return self.size > 1 and os.environ.get("LOCAL_WORLD_SIZE") == str(self.size)
+
+    @property
     def group(self) -> dist.ProcessGroup | None:
         """The group over which a set is spread; None for one process."""
         return None if self.size == 1 else dist.group.WORLD
@@ -170,6 +175,7 @@ class _Collect(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
         (gradient,) = gradients
+        ctx.processes.from_first()  # a process that fails on the way here can tell the others
         summed = gradient.contiguous().clone()
         with translate_errors(None, "sum gradients"):
             dist.all_reduce(summed)

@@ -15,6 +15,8 @@ from setfold.core.composition import Composition
 from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.persist import write_atomically
 from setfold.core.state import SetState
+from setfold.errors import SetfoldError
+from setfold.laws.diagnosis import LEAST_SETS, diagnose
 from setfold.learning.candidates import ATTENTIVE, Model
 from setfold.learning.dataset import SetDataset
 from setfold.learning.fit import History
@@ -29,6 +31,7 @@ SIZES = 5  # groups of sets by size
 BINS = 8  # of the calibration curve
 SHOWN_SETS, SHOWN_ELEMENTS = 4, 5
 MAX_ELEMENTS = 20_000  # of a set whose elements are compared
+DIAGNOSED_SETS, MAX_DIAGNOSED = 32, 500  # sets, and elements of each
 LEAST = 1e-12  # against division by zero
 
 
@@ -42,6 +45,7 @@ def write_report(result: Result, path: Path) -> dict[str, Any]:
     facts = facts_of(result)
     best = result.search.best
     facts["influence"] = influence(best.model, result.data.reported, best.name)
+    facts["diagnosis"] = diagnosis(best.model, result.data.reported)
     write_atomically(path, make_page(result, facts).encode())
     write_atomically(path.with_suffix(".json"), json.dumps(facts, indent=2).encode())
     return facts
@@ -137,6 +141,23 @@ def influence(model: Model, data: SetDataset, name: str) -> list[dict[str, Any]]
             }
         )
     return found
+
+
+def diagnosis(model: Model, data: SetDataset) -> dict[str, Any] | None:
+    """Return what `diagnose` says about the model; None if it cannot be computed.
+
+    Args:
+        model: The model.
+        data: Sets.
+    """
+    some = [number for number in range(len(data)) if data.lengths[number]][:DIAGNOSED_SETS]
+    if len(some) < LEAST_SETS:
+        return None
+    sets = [data[number][0][:MAX_DIAGNOSED] for number in some]
+    try:
+        return diagnose(model, sets).as_dict()
+    except (SetfoldError, RuntimeError):  # encodings that are not finite; the report goes on
+        return None
 
 
 @torch.no_grad()

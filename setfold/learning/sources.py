@@ -12,7 +12,8 @@ import pyarrow.compute as pc
 
 from setfold.errors import FileError, InputError
 from setfold.files.columns import ColumnSpec
-from setfold.files.features import Feature
+from setfold.files.features import Feature, parse_names
+from setfold.files.ids import unpack
 from setfold.files.inputs import Input, find_inputs, open_reader
 from setfold.files.rows import rows_of
 from setfold.preprocessing.columns import Columns, as_text, decoded, is_list, is_text
@@ -40,7 +41,7 @@ class Source:
 
     Args:
         names: Files, folders and glob patterns.
-        set: The column with the set ids; None if each file is a set.
+        set: The column with the set ids, or several: "run,event"; None if each file is a set.
         explode: Whether each row holds many elements, as lists.
         skip: Whether to skip bad rows instead of raising an error.
     """
@@ -48,15 +49,15 @@ class Source:
     def __init__(
         self,
         names: Sequence[str | Path],
-        set: str | None,
+        set: str | Sequence[str] | None,
         *,
         explode: bool = False,
         skip: bool = False,
     ) -> None:
         if explode and set is None:
             raise InputError("with --explode, name the column of set ids with --set.")
-        self.set, self.explode, self.skip = set, explode, skip
-        self.keys = () if set is None else (set,)
+        self.explode, self.skip = explode, skip
+        self.keys = () if set is None else parse_names(set)
         if not names:
             raise InputError("there is nothing to read. Pass at least one file, folder or pattern.")
         self.inputs = find_inputs(names, None, self.keys)
@@ -68,13 +69,16 @@ class Source:
         self._check_set_column(first)
 
     def _check_set_column(self, first: Input) -> None:
-        if self.set is None or self.set in first.partition:
-            return
-        ColumnSpec((), self.set).set_type(self.schema, first.partition)
-        if self.set not in self.schema.names:
-            raise InputError(
-                f"{first.path} has no column {self.set!r}; it has {self.schema.names}."
-            )
+        for name in self.keys:
+            if name not in (*self.schema.names, *first.partition):
+                raise InputError(
+                    f"{first.path} has no column {name!r}; it has {self.schema.names}."
+                )
+        self._spec(()).set_type(self.schema, first.partition)
+
+    def _spec(self, features: Sequence[str]) -> ColumnSpec:
+        names = self.keys if len(self.keys) > 1 else next(iter(self.keys), None)
+        return ColumnSpec(tuple(Feature(name) for name in features), names, self.explode)
 
     def kinds(
         self, features: Sequence[str] | None, without: Collection[str]
@@ -89,7 +93,7 @@ class Source:
             InputError: A column is missing, or is the target.
         """
         known = {field.name: self._kind(field.type) for field in self.schema}
-        left = {*without, self.set}
+        left = {*without, *self.keys}
         names = list(known) if features is None else list(features)
         for name in names:
             if name not in known:
@@ -125,7 +129,7 @@ class Source:
         Raises:
             FileError: A row is bad, and bad rows are not skipped.
         """
-        spec = ColumnSpec(tuple(Feature(n) for n in columns.names), self.set, self.explode)
+        spec = self._spec(columns.names)
         numbers = spec.numbers(columns)
         self.skipped = 0
         for found in self.inputs:
@@ -150,7 +154,8 @@ class Source:
                     wrong = rows.numbers[~finite].tolist()
                     bad += [(row, "a number is NaN or infinite") for row in wrong]
                     self._report(found, bad)
-                    ids = self._text_ids(found, rows.sets, len(rows.elements))
+                    kinds = [spec.column_type(name, batch.schema) for name in self.keys]
+                    ids = self._parsed_ids(found, rows.sets, len(rows.elements), kinds)
                     kept = pa.array(finite)
                     yield Elements(ids.filter(kept), rows.elements[finite])
 
@@ -174,7 +179,7 @@ class Source:
                 )
             for name in columns:
                 self._check_kind(name, reader.schema.field(name).type, found)
-            own = [] if self.set is None or self.set in found.partition else [self.set]
+            own = [name for name in self.keys if name not in found.partition]
             yield from reader.read(list(dict.fromkeys([*columns, *own])), rows=BATCH_ROWS)
 
     def _check_kind(self, name: str, kind: pa.DataType, found: Input) -> None:
@@ -187,21 +192,59 @@ class Source:
             )
 
     def _sets(self, found: Input, batch: pa.RecordBatch) -> pa.Array:
-        if self.set is not None and self.set in batch.schema.names:
-            return self._text_ids(found, batch.column(self.set), batch.num_rows)
-        return self._text_ids(found, None, batch.num_rows)
+        size = batch.num_rows
+        if not self.keys:
+            return _repeated(found.name, size)
+        columns = [
+            batch.column(name)
+            if name in batch.schema.names
+            else _repeated(found.partition[name], size)
+            for name in self.keys
+        ]
+        return self._text_ids(found, columns)
 
-    def _text_ids(self, found: Input, sets: pa.Array | None, size: int) -> pa.Array:
-        """Return the set ids as text, so that those of a table of labels match."""
+    def _parsed_ids(
+        self, found: Input, sets: pa.Array | None, size: int, kinds: Sequence[pa.DataType]
+    ) -> pa.Array:
+        """Return the set ids of parsed rows as text."""
         if sets is None:
-            name = found.name if self.set is None else found.partition[self.set]
-            return pa.repeat(pa.scalar(name, pa.large_string()), size)
+            return _repeated(found.name, size)
+        if len(kinds) == 1:
+            return self._text_ids(found, [sets])
+        codes = sets.dictionary_encode()
+        return self._text_ids(found, unpack(codes.dictionary, kinds)).take(codes.indices)
+
+    def _text_ids(self, found: Input, columns: Sequence[pa.Array]) -> pa.Array:
         try:
-            return as_text(decoded(sets))
+            return text_ids(self.keys, columns)
         except pa.ArrowInvalid as error:
+            kinds = ", ".join(str(column.type) for column in columns)
             raise InputError(
-                f"the set ids of {found.path} are {sets.type} and not valid text. Convert them."
+                f"the set ids of {found.path} are {kinds} and not valid text. Convert them."
             ) from error
+
+
+def text_ids(names: Sequence[str], columns: Sequence[pa.Array]) -> pa.Array:
+    r"""Return set ids as text, so that those of rows and of a table of labels match.
+
+    >>> text_ids(["run", "event"], [pa.array([2, 2]), pa.array(["7", "a,b"])]).to_pylist()
+    ['run=2, event=7', 'run=2, event=a\\,b']
+    """
+    texts = [as_text(decoded(column)) for column in columns]
+    if len(texts) == 1:
+        return texts[0]
+    for old in ("\\", ","):  # so that different ids have different texts
+        texts = [pc.replace_substring(text, old, "\\" + old) for text in texts]
+    empty, separator = (pa.scalar(text, pa.large_string()) for text in ("", ", "))
+    named = [
+        pc.binary_join_element_wise(pa.scalar(f"{name}=", pa.large_string()), text, empty)
+        for name, text in zip(names, texts, strict=True)
+    ]
+    return pc.binary_join_element_wise(*named, separator)
+
+
+def _repeated(name: str, size: int) -> pa.Array:
+    return pa.repeat(pa.scalar(name, pa.large_string()), size)
 
 
 def _exploded(sets: pa.Array, table: dict[str, pa.Array]) -> tuple[pa.Array, dict[str, pa.Array]]:

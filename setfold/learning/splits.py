@@ -88,8 +88,8 @@ def split(
         found[places] = codes[np.searchsorted(ends, rank, side="right")]
     if len({*found.tolist()} - {TRAINING, TEST}) < folds:
         raise InputError(
-            f"{len(targets)} sets are too few to be split. Add sets, or change --validation, "
-            "--test and --folds."
+            f"{len(targets)} sets are too few to be split. Add sets, or change the shares of "
+            "validation and test, or the number of folds."
         )
     return found
 

@@ -40,7 +40,7 @@ from setfold.preprocessing.fitting import ColumnFitter, Fitted
 from setfold.preprocessing.targets import Classes, Target, target_of
 
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
-BYTES_PER_ROW = 4000  # activations and gradients of one element
+BYTES_PER_ROW = 6000  # activations and gradients of one element, as measured
 MIN_ROWS, MAX_ROWS = 1 << 10, 1 << 16
 
 
@@ -132,7 +132,7 @@ def train_sets(
     processes = Processes.current()
     with processes.together(), _work(processes, path, request, resume, restart) as work:
         note(f"reading {_shown(list(kinds))} from {len(source.inputs)} files")
-        read = _read(source, fitter, options, list(kinds), work, limit // 4)
+        read = _read(source, fitter, options, list(kinds), work, limit // 4, processes)
         data, left_out = read.data, read.fitted.left_out
         if options.features is None and source.unusable:
             left_out = (
@@ -236,9 +236,10 @@ def _read(
     columns: list[str],
     folder: Path,
     memory: int,
+    processes: Processes,
 ) -> _Read:
     """Read labels, fit the columns to the training sets, then read all sets."""
-    labels = _labels(source, options.labels, options.target, options.set, options.group)
+    labels = _labels(source, options.labels, options.target, options.group)
     if options.skip_errors:  # splits are of the sets that have rows
         labels = labels.of(count_elements(source))
     shares = options.validation, options.test
@@ -252,7 +253,14 @@ def _read(
     kept, left_out = match_labels(counts, labels, skip=source.skip)
     targets = encode_targets(target, [labels.values[name] for name in kept])
     data = collect(
-        source, fitted.columns, kept, counts, targets, folder=folder, memory=memory
+        source,
+        fitted.columns,
+        kept,
+        counts,
+        targets,
+        folder=folder,
+        memory=memory,
+        processes=processes,
     ).without_empty()
     own = np.array([splits[name] for name in data.ids])
     known = np.flatnonzero(own != TEST)
@@ -266,7 +274,7 @@ def evaluate_sets(
     inputs: str | Path | Sequence[str | Path],
     *,
     labels: str | Path | None = None,
-    set: str | None = None,
+    set: str | Sequence[str] | None = None,
     explode: bool = False,
     memory: str | int = "2GB",
     skip_errors: bool = False,
@@ -298,7 +306,7 @@ def evaluate_sets(
     names = [inputs] if isinstance(inputs, str | Path) else list(inputs)
     source = Source(names, set, explode=explode, skip=skip_errors)
     counts = count_elements(source, columns.names)
-    known = _labels(source, labels, target.name, set, None)
+    known = _labels(source, labels, target.name, None)
     kept, _ = match_labels(counts, known, skip=skip_errors)
     limit = parse_size(memory) - BASE_BYTES
     data = collect(
@@ -354,12 +362,11 @@ def _labels(
     source: Source,
     labels: str | Path | None,
     target: str,
-    set: str | None,
     group: str | None,
 ) -> Labels:
     if labels is None:
         return labels_in_rows(source, target, group)
-    return read_labels(labels, target, set, group, [found.name for found in source.inputs])
+    return read_labels(labels, target, source.keys, group, [found.name for found in source.inputs])
 
 
 def _check_out(path: Path, overwrite: bool) -> None:

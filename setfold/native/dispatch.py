@@ -1,29 +1,35 @@
 """The compiled kernels as functions of tensors.
 
-This and `tables.py` are the only places that decide whether a compiled kernel runs. Every function
-returns None if it cannot: without a library, for other dtypes, devices and layouts, and for shapes
-that do not fit together, which plain torch reports. The caller makes sure that no compiler, tracer
-or transform is active and that no graph is recorded.
+This, `slots.py`, `placed.py` and `tables.py` are the only places that decide whether a compiled kernel
+runs. Every function returns None if it cannot: without a library, for other dtypes, devices and
+layouts, and for shapes that do not fit together, which plain torch reports. The caller makes sure
+that no compiler, tracer or transform is active and that no graph is recorded.
 """
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Callable
 from math import prod
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import DTypeLike
 from torch import Tensor, nn
 
 from setfold.native import threads
 from setfold.native.library import Kernels, choice
-from setfold.native.threads import concatenate, total
+from setfold.native.threads import concatenate, join_softmax, total
 
 ATTENTIONS = {"sigmoid": 0, "softmax": 1, "exponential": 2}  # as in attention.h
 NO_MEMORY, NOT_FINITE, BAD_INDEX = 1, 2, 3  # as in export.h
 MAX_NUMBER = (1 << 31) - 1  # the kernel numbers blocks, and pairs of slot and channel, in 32 bits
 INTEGERS = (torch.int64, torch.int32)
 PLAIN = (Tensor, nn.Parameter)  # subclasses may do anything
+LINE = 64  # bytes of a cache line
+MOST_KEPT = 1 << 24  # bytes of sums whose memory is kept for the next ones
 LARGEST_MATRIX = 1 << 18  # numbers; a larger one leaves the cache, and torch multiplies faster
 
 
@@ -95,7 +101,7 @@ def softmax(elements: Tensor, mask: Tensor | None, matrix: Tensor) -> tuple[Tens
         check(library.softmax(*arguments, *scores, peaks.data_ptr(), out.data_ptr()))
         return peaks, out
 
-    return _in_parts(run, batch.shape, num_slots, _join_softmax, concatenate)
+    return _in_parts(run, batch.shape, num_slots, join_softmax, concatenate)
 
 
 def gradients(
@@ -222,7 +228,7 @@ def ragged_sums(
     if index.shape != elements.shape[:1] or index.dtype not in INTEGERS or not index.is_cpu:
         return None
     matrix, index = matrix.contiguous(), index.to(torch.long).contiguous()
-    out = matrix.new_zeros(batch_size, *matrix.shape[::-1], dtype=torch.float64)
+    out = _room_for(batch_size, *matrix.shape[::-1])
     result = library.ragged_sums(
         *(elements.data_ptr(), index.data_ptr(), *elements.shape, batch_size),
         *(matrix.data_ptr(), matrix.shape[1], ATTENTIONS[attention], out.data_ptr()),
@@ -231,6 +237,62 @@ def ragged_sums(
         return None
     check(result)
     return out
+
+
+class Room(threading.local):
+    """Memory for arrays, used again when nothing refers to it: new pages take time, too.
+
+    Each thread has its own.
+
+    >>> room = Room()
+    >>> first = room.empty((2, 3), np.float32).ctypes.data  # nothing refers to it
+    >>> kept = room.empty((2, 3), np.float32)
+    >>> kept.ctypes.data == first, room.empty((2, 3), np.float32).ctypes.data == first
+    (True, False)
+    """
+
+    def __init__(self) -> None:
+        self._arrays: list[np.ndarray] = []
+
+    def __reduce__(self) -> tuple[type[Room], tuple[()]]:
+        return Room, ()  # in another process it begins empty
+
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
+        """An array of any content, aligned to cache lines."""
+        size = prod(shape) * np.dtype(dtype).itemsize
+        array = self._unused(size + LINE)
+        start = -array.ctypes.data % LINE
+        return array[start : start + size].view(dtype).reshape(shape)
+
+    def _unused(self, size: int) -> np.ndarray:
+        # An array is not used for much less than its size: what is kept would keep all of it.
+        for array in self._arrays:
+            if size <= array.size <= 2 * size and sys.getrefcount(array) == UNUSED:
+                return array
+        new = np.empty(size, np.uint8)
+        self._arrays = [*self._arrays[-1:], new]
+        return new
+
+
+def _references() -> int:
+    """The references to an array of `Room` that nothing else refers to.
+
+    Versions of Python count the variable of a loop and the argument of getrefcount differently.
+    """
+    for array in [np.empty(0)]:
+        return sys.getrefcount(array)
+    raise AssertionError
+
+
+UNUSED = _references()
+_room = Room()
+
+
+def _room_for(*shape: int) -> Tensor:
+    """A tensor of float64 of any content, in memory that was used before if it is not large."""
+    if 8 * prod(shape) > MOST_KEPT:
+        return torch.empty(shape, dtype=torch.float64)
+    return torch.from_numpy(_room.empty(shape, np.float64))
 
 
 def one_set_sums(elements: Tensor, matrix: Tensor, attention: str) -> Tensor | None:
@@ -294,6 +356,11 @@ def totals(elements: Tensor, mask: Tensor | None) -> Tensor | None:
         return out
 
     return _in_parts(run, batch.shape, 1, torch.add, torch.cat)
+
+
+def can_multiply(elements: Tensor, mask: Tensor | None, matrix: Tensor) -> bool:
+    """Whether there are kernels for elements (B, n, d) and the matrix (d + 1, K) of their scores."""
+    return _prepare(elements, mask, matrix) is not None and matrix.numel() <= LARGEST_MATRIX
 
 
 def _prepare(
@@ -377,12 +444,3 @@ def _in_parts(
         return threads.over_threads(run, shape, width, join, gather)
     except _NotFiniteError:
         return None
-
-
-def _join_softmax(
-    left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]
-) -> tuple[Tensor, Tensor]:
-    peaks = torch.maximum(left[0], right[0])
-    highest = peaks.clamp_min(torch.finfo(peaks.dtype).min)  # -inf - (-inf) is NaN
-    scaled = [sums * torch.exp(peak - highest).unsqueeze(-1) for peak, sums in (left, right)]
-    return peaks, scaled[0] + scaled[1]

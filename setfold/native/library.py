@@ -30,6 +30,8 @@ _SCORES = [_POINTER, _INTEGER, _CHOICE]
 SIGNATURES: dict[str, list[Any]] = {  # as in the sources
     "sums": [*_BATCH, *_SCORES, _POINTER],
     "encode": [_POINTER, _INTEGER, _INTEGER, *_SCORES, _POINTER, _INTEGER, _FLOAT, _POINTER],
+    "encode_slots": [_POINTER, _POINTER, _FLOAT, _POINTER, _INTEGER, _POINTER],
+    "encode_slots_back": [_POINTER] * 5,
     "gradients": [*_BATCH, *_SCORES, *[_POINTER] * 4, _INTEGER],
     "softmax": [*_BATCH, _POINTER, _INTEGER, _POINTER, _POINTER],
     "extrema": [*_BATCH, *_SCORES, _POINTER, _INTEGER, _FLOAT, _POINTER, _POINTER],
@@ -37,9 +39,10 @@ SIGNATURES: dict[str, list[Any]] = {  # as in the sources
     "ragged_sums": [_POINTER, _POINTER, *[_INTEGER] * 3, *_SCORES, _POINTER],
     "placed_sums": [_POINTER, _POINTER, _CHOICE, _POINTER],
     "placed_extrema": [_POINTER, _POINTER, _FLOAT, _POINTER],
-    "stack_columns": [_POINTER, _POINTER, _INTEGER, _INTEGER, _POINTER],
+    "stack_columns": [*[_POINTER] * 3, _INTEGER, _INTEGER, _POINTER],
     "add_at": [_POINTER, _POINTER, _INTEGER, _INTEGER, _POINTER],
     "encode_ids": [_POINTER, _INTEGER, _POINTER, _POINTER, _POINTER],
+    "group": [_POINTER, _INTEGER, _INTEGER, _POINTER],
 }
 SLOW = "base"  # an instruction set that is used only if it is asked for
 
@@ -50,6 +53,8 @@ class Kernels(NamedTuple):
     isa: str
     sums: Callable[..., int]
     encode: Callable[..., int]
+    encode_slots: Callable[..., int]
+    encode_slots_back: Callable[..., int]
     gradients: Callable[..., int]
     softmax: Callable[..., int]
     extrema: Callable[..., int]
@@ -60,6 +65,7 @@ class Kernels(NamedTuple):
     stack_columns: Callable[..., int]
     add_at: Callable[..., int]
     encode_ids: Callable[..., int]
+    group: Callable[..., int]
 
 
 class Choice:

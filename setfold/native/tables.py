@@ -7,12 +7,11 @@ other types. The caller then does the same with NumPy or Arrow.
 from __future__ import annotations
 
 import ctypes
-import sys
 from collections.abc import Sequence
 
 import numpy as np
 
-from setfold.native.dispatch import check
+from setfold.native.dispatch import Room, check
 from setfold.native.library import choice
 
 KINDS = {  # as in rows.c
@@ -21,65 +20,40 @@ KINDS = {  # as in rows.c
         ("f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"),
     )
 }
-LINE = 16  # float32 of a cache line
-UNUSED = 3  # references to an array: of a list, of a variable, and of getrefcount
 IDS = (np.dtype(np.int64), np.dtype(np.uint64))
 
 
-class Room:
-    """Memory for matrices, used again when nothing refers to it: new pages take time, too.
-
-    One thread may use it.
-
-    >>> room = Room()
-    >>> first = room.matrix(2, 3).ctypes.data  # refers to nothing
-    >>> kept = room.matrix(2, 3)
-    >>> kept.ctypes.data == first, room.matrix(2, 3).ctypes.data == first
-    (True, False)
-    """
-
-    def __init__(self) -> None:
-        self._arrays: list[np.ndarray] = []
-
-    def __reduce__(self) -> tuple[type[Room], tuple[()]]:
-        return Room, ()  # in another process it begins empty
-
-    def matrix(self, rows: int, width: int) -> np.ndarray:
-        """A matrix of float32, aligned so that a row of 16 numbers is one cache line."""
-        size = rows * width
-        array = self._unused(size + LINE)
-        start = -array.ctypes.data % (4 * LINE) // 4
-        return array[start : start + size].reshape(rows, width)
-
-    def _unused(self, size: int) -> np.ndarray:
-        for array in self._arrays:
-            if array.size >= size and sys.getrefcount(array) == UNUSED:
-                return array
-        new = np.empty(size, np.float32)
-        self._arrays = [*self._arrays[-1:], new]
-        return new
+def can_stack(columns: Sequence[np.ndarray]) -> bool:
+    """Whether a kernel can stack columns: several contiguous ones (N,) of numbers."""
+    if choice.kernels is None or not columns:
+        return False
+    return all(c.dtype in KINDS and c.ndim == 1 and c.flags.c_contiguous for c in columns)
 
 
-def stack_columns(columns: Sequence[np.ndarray], room: Room) -> np.ndarray | None:
+def stack_columns(
+    columns: Sequence[np.ndarray], room: Room, places: np.ndarray | None = None
+) -> np.ndarray:
     """Columns (N,) of numbers as a matrix (N, d) of float32, in some room.
 
-    >>> found = stack_columns([np.arange(3), np.ones(3, np.float32)], Room())
-    >>> found is None or found.tolist() == [[0, 1], [1, 1], [2, 1]]
+    Args:
+        columns: the columns, for which `can_stack` is true.
+        room: where the matrix is stored.
+        places: (N,), from `group`, the row of the matrix for each row of the columns; None for the
+            same order.
+
+    >>> columns = [np.arange(3), np.ones(3, np.float32)]
+    >>> not can_stack(columns) or stack_columns(columns, Room()).tolist() == [[0, 1], [1, 1], [2, 1]]
     True
     """
     library = choice.kernels
-    if library is None or not columns:
-        return None
-    kinds = [KINDS[column.dtype] for column in columns if column.dtype in KINDS]
-    if len(kinds) < len(columns):
-        return None
-    if not all(column.ndim == 1 and column.flags.c_contiguous for column in columns):
-        return None
+    assert library is not None
+    kinds = [KINDS[column.dtype] for column in columns]
     rows, width = len(columns[0]), len(columns)
-    out = room.matrix(rows, width)
+    out = room.empty((rows, width), np.float32)
     pointers = (ctypes.c_void_p * width)(*(column.ctypes.data for column in columns))
     codes = (ctypes.c_int8 * width)(*kinds)
-    check(library.stack_columns(pointers, codes, rows, width, out.ctypes.data))
+    to = None if places is None else places.ctypes.data
+    check(library.stack_columns(pointers, codes, to, rows, width, out.ctypes.data))
     return out
 
 
@@ -105,6 +79,26 @@ def encode_ids(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
         )
     )
     return distinct[: known.value].copy(), codes
+
+
+def group_ids(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    """The distinct ids, and the order in which rows with the same id follow one another.
+
+    Returns:
+        The ids in the order of their first appearance; the code (N,) of each row in the new order,
+        sorted; and the place (N,) in the new order of each row.
+
+    >>> found = group_ids(np.array([7, 5, 7]))
+    >>> found is None or [part.tolist() for part in found] == [[7, 5], [0, 0, 1], [0, 2, 1]]
+    True
+    """
+    found, library = encode_ids(ids), choice.kernels
+    if found is None or library is None:
+        return None
+    names, codes = found
+    places = np.empty_like(codes)
+    check(library.group(codes.ctypes.data, len(codes), len(names), places.ctypes.data))
+    return names, codes, places
 
 
 def add_at(total: np.ndarray, places: np.ndarray, part: np.ndarray) -> bool:

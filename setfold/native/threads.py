@@ -65,3 +65,13 @@ def concatenate(results: list[Any]) -> Any:
         return None
     parts = zip(*results, strict=True)
     return tuple(None if part[0] is None else torch.cat(part) for part in parts)
+
+
+def join_softmax(
+    left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Peaks and sums of all elements, from those of two parts."""
+    peaks = torch.maximum(left[0], right[0])
+    highest = peaks.clamp_min(torch.finfo(peaks.dtype).min)  # -inf - (-inf) is NaN
+    scaled = [sums * torch.exp(peak - highest).unsqueeze(-1) for peak, sums in (left, right)]
+    return peaks, scaled[0] + scaled[1]

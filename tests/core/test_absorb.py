@@ -41,6 +41,7 @@ ENCODERS = {
     **{f"pool, {a}": lambda a=a: setfold.Pool(3, a) for a in ("sum", "max", "min")},
     "pool, all": lambda: setfold.Pool(3, ["sum", "mean", "max", "min"]),
     "moments": lambda: setfold.Moments(3),
+    "covariance": lambda: setfold.Covariance(3),
     "statistics": lambda: setfold.SummaryStatistics(3),
     "deep sets": lambda: setfold.DeepSets(features(), 3, ["mean", "max"]),
     "composition": lambda: setfold.Composition(slot_set(), features(), nn.Flatten()),
@@ -181,6 +182,10 @@ def test_what_a_maximum_of_one_column_hides_raises(extremum, bad, length):
                 with pytest.raises(setfold.NonFiniteError, match=f"is {bad}"):
                     encoder(**given, batch_size=2)
     assert_same_state(state, before)
+
+
+@pytest.mark.parametrize("extremum", [Max(), Min()], ids=str)
+def test_an_encoder_with_a_maximum_of_one_column_obeys_all_laws(extremum):
     assert setfold.check(SumAndMax(extremum), processes=False).passed
 
 
@@ -334,10 +339,11 @@ def test_a_state_stays_as_it_was_when_it_is_updated(name):
 
 @pytest.mark.parametrize("similarity", ["dot", "cosine"])
 @pytest.mark.parametrize("aggregate", AGGREGATES, ids=str)
-@pytest.mark.parametrize("dim_out", [1, 5])  # sums of elements, sums of values
+@pytest.mark.parametrize("dim_out", [1, 5])
 def test_weights_that_change_later_do_not_change_a_state(aggregate, similarity, dim_out):
     torch.manual_seed(0)
-    encoder = setfold.SlotSetEncoder(3, 4, 6, dim_out, aggregate, similarity=similarity).double()
+    options = {"similarity": similarity, "dim_key": 5}
+    encoder = setfold.SlotSetEncoder(3, 4, 6, dim_out, aggregate, **options).double()
     with torch.no_grad():
         state = encoder.eval().update(encoder.initial_state(), draw(1, 3, 3))
     before = copy.deepcopy(state)
@@ -474,3 +480,30 @@ def test_small_chunks_respect_what_a_subclass_overrides(method):
         state = encoder.update(state, part)
     batch = encoder(draw(1, 6, 3).expand(2, -1, -1))  # takes no shortcut
     assert_close(encoder.readout(state), batch[:1], **TIGHT)
+
+
+# ---- ragged chunks -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("aggregate", ["mean", "weighted_mean", "max"])
+@pytest.mark.parametrize("begin", ["empty", "emptied", "one set", "all sets"])
+def test_ragged_rows_are_joined_to_what_a_state_holds(begin, aggregate):
+    """In float32, for which there are compiled kernels; empty states take a shortcut."""
+    encoder = slot_set(aggregate=aggregate).eval()
+    first, rows, index = torch.randn(4, 2, 3), torch.randn(9, 3), torch.arange(9) % 3  # not 3
+    with torch.no_grad():
+        state = encoder.initial_state(4)
+        if begin == "emptied" and aggregate == "mean":
+            state = encoder.remove(encoder.update(state, first), first)
+        mask = torch.zeros(4, 2, dtype=torch.bool)
+        if begin in ("one set", "all sets"):
+            mask[1 if begin == "one set" else slice(None)] = True
+            state = encoder.update(state, first, mask=mask)
+        held = copy.deepcopy(state)
+        found = encoder.update(state, rows, index=index)
+        assert_same_state(state, held)
+        for number in range(4):
+            elements = torch.cat([first[number, mask[number]], rows[index == number]])
+            expected = encoder.update(encoder.initial_state(), elements.unsqueeze(0))
+            assert int(found.count[number]) == len(elements)
+            assert_close(encoder.readout(found[number]), encoder.readout(expected))

@@ -53,6 +53,22 @@ def test_without_features_and_head_it_is_the_encoder():
     assert model.dim_in == 3
 
 
+def test_what_is_derived_from_weights_is_kept_until_they_change(monkeypatch):
+    calls, prepare = [], setfold.SeedAttention.prepare
+    counted = lambda self, frame: calls.append(1) or prepare(self, frame)  # noqa: E731
+    monkeypatch.setattr(setfold.SeedAttention, "prepare", counted)
+    model, elements = setfold.PMA(3, num_heads=1).eval(), draw(1, 5, 3).float()
+    with torch.no_grad():
+        before = model(elements)
+        assert torch.equal(model(elements), before)
+        assert len(calls) == 1
+        model.encoder.block.to_query.weight.data.add_(1.0)
+        after = model(elements)
+    assert len(calls) == 2
+    assert not torch.equal(after, before)
+    assert_close(model(elements), after)  # with a graph
+
+
 def test_a_composition_may_hold_a_composition():
     torch.manual_seed(0)
     first, second = nn.Linear(3, 3).double(), nn.Linear(3, 3).double()

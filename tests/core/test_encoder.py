@@ -520,3 +520,21 @@ def test_shortcuts_do_not_keep_classes_alive():
     del kind, encoder
     gc.collect()
     assert alive() is None
+
+
+class Summed(setfold.Pool):
+    """An encoder with a shortcut that does not look at what it returns."""
+
+    def encode_small(self, elements, prepared):
+        return elements.mean(1)
+
+
+@pytest.mark.usefixtures("grad")
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_shortcuts_of_others_are_checked(bad, monkeypatch):
+    monkeypatch.setattr(Summed, "first_weight", torch.ones(1))
+    elements = torch.ones(1, 5, 3)
+    assert torch.equal(Summed(3)(elements), torch.ones(1, 3))
+    elements[0, 1, 2] = bad
+    with pytest.raises(setfold.NonFiniteError, match=r"elements\[0, 1, 2\]"):
+        Summed(3)(elements)

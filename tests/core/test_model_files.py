@@ -125,7 +125,7 @@ def test_other_files_are_file_errors(tmp_path, path):
     torch.save(make().state_dict(), path)
     with pytest.raises(setfold.FileError, match="not a safetensors file"):
         setfold.load(path)
-    with pytest.raises(setfold.FileError, match="there is no file"):
+    with pytest.raises(setfold.FileError, match="does not exist"):
         setfold.load(tmp_path / "none")
-    with pytest.raises(setfold.FileError, match="no folder"):
+    with pytest.raises(setfold.FileError, match="does not exist"):
         setfold.save(make(), tmp_path / "none" / "model")

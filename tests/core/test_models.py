@@ -164,6 +164,7 @@ MODELS = {
         head=nn.Flatten(),
     ),
     "moments": lambda: setfold.Moments(3),
+    "covariance": lambda: setfold.Covariance(3),
     "statistics": lambda: setfold.SummaryStatistics(3),
     "table": lambda: setfold.Composition(
         setfold.Concat([setfold.SummaryStatistics(9), setfold.Pool(9)]),

@@ -76,7 +76,7 @@ def test_extreme_logits_are_no_nan(name, dtype, sharp):
     assert all(gradient.isfinite().all() for gradient in grads)
     with torch.no_grad():
         expected = wide(elements.double(), MASK)
-    assert error(found, expected) < 16  # random slots are rounded, and logits multiply that
+    assert error(found, expected) < 32  # random slots are rounded, and logits multiply that
 
 
 @pytest.mark.parametrize("name", ENCODERS)

@@ -282,7 +282,7 @@ def test_slots_of_another_encoder_are_refused(tmp_path, encoder, slots):
 
 def test_a_missing_file_is_a_file_error(tmp_path):
     for path in (tmp_path / "none", tmp_path / "no" / "folder"):
-        with pytest.raises(setfold.FileError, match=f"there is no file {path}"):
+        with pytest.raises(setfold.FileError, match=f"{path} does not exist"):
             SetState.load(path)
 
 
@@ -295,7 +295,9 @@ def test_a_folder_is_a_file_error(tmp_path):
 
 
 def test_saving_into_a_missing_folder_says_so(tmp_path, encoder):
-    with pytest.raises(setfold.FileError, match=r"there is no folder .*none\. Create it first"):
+    with pytest.raises(
+        setfold.FileError, match=r"the folder .*none does not exist\. Create it first"
+    ):
         encoder.initial_state().save(tmp_path / "none" / "state")
 
 

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 import setfold
 from setfold.core import absorb, persist, statistic
-from setfold.core.statistic import CentralMoments, Field, Max, Min, Reduction, Softmax, Sum
+from setfold.core.statistic import CentralMoments, Field, Max, Min, Reduction, Scatter, Softmax, Sum
 from tests.small import TIGHT, draw, gradients
 
 WIDTH = 3
@@ -24,6 +24,7 @@ STATISTICS = {
     "min": Min(),
     "softmax": Softmax(),
     "moments": CentralMoments(),
+    "scatter": Scatter(),
 }
 REDUCTIONS = {name: kept for name, kept in STATISTICS.items() if isinstance(kept, Reduction)}
 FIELDS = {
@@ -110,6 +111,11 @@ def test_what_is_absorbed_is_what_torch_says():
             values.mean(1),
             9 * values.var(1, correction=0),
         ),
+        "scatter": (
+            torch.full((2,), 9.0, dtype=torch.float64),
+            values.mean(1),
+            torch.stack([8 * torch.cov(rows.T) for rows in values]),
+        ),
     }
     for name, reduction in REDUCTIONS.items():
         assert_close(reduction.absorb(values, None), expected[name], **TIGHT)
@@ -130,7 +136,7 @@ def test_only_sums_can_remove_elements(name):
 
 def differentiable(name, parts):
     """The parts that gradients flow through: not a count, nor a peak, which is a constant."""
-    return {"softmax": parts[1:], "moments": parts[1:]}.get(name, parts)
+    return parts[1:] if name in ("softmax", "moments", "scatter") else parts
 
 
 def detached(parts):

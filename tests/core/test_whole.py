@@ -38,6 +38,7 @@ ENCODERS = {
     "hierarchy": lambda: setfold.HierarchicalSlotSetEncoder([slot_set(), slot_set(5)]),
     "pool": lambda: setfold.Pool(3, ["sum", "mean", "max", "min"]),
     "moments": lambda: setfold.Moments(3),
+    "covariance": lambda: setfold.Covariance(3),
     "statistics": lambda: setfold.SummaryStatistics(3),
     "deep sets": lambda: setfold.DeepSets(features(), 4, "max", nn.Linear(4, 2)),
     "composition": lambda: setfold.Composition(slot_set(4), features(), nn.Flatten()),

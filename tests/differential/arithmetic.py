@@ -135,7 +135,9 @@ class Arithmetic:
         value = function(number.value)
         above = function(number.value + number.error) - value
         below = value - function(number.value - number.error)
-        return self.rounded(value, np.maximum(above, below), np.abs(value), 0)
+        # torch's sigmoid is 0 where exp(-x) overflows, though the result would be a subnormal number
+        lost = 1 / (2 * self.unit)
+        return self.rounded(value, np.maximum(above, below), np.abs(value), 0, lost)
 
     def scaled(self, left: Bounded, right: Bounded) -> Bounded:
         """The product of numbers, one by one."""

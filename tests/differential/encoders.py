@@ -45,21 +45,29 @@ def _some(draw: Draw, names: tuple[str, ...]) -> str | list[str]:
 
 
 def _slot_set(draw: Draw, dim_in: int) -> setfold.SlotSetEncoder:
+    similarity = str(draw.choice(["dot", "cosine"]))
+    dim_out = int(draw.choice([1, 2, 5]))  # with 1 and many slots the projections come first
+    narrow = similarity == "cosine" and dim_out == 1  # which needs wider keys
     return setfold.SlotSetEncoder(
         dim_in,
         num_slots=int(draw.choice([1, 2, 3, 5])),
         dim_slot=int(draw.integers(1, 6)),
-        dim_out=int(draw.choice([1, 2, 5])),  # with 1 and many slots the projections come first
+        dim_out=dim_out,
         aggregate=_some(draw, WEIGHTED),
         slots=str(draw.choice(["random", "learned"])),
         bias=bool(draw.integers(2)),
         attention=str(draw.choice(["sigmoid", "softmax"])),
-        similarity=str(draw.choice(["dot", "cosine"])),
+        similarity=similarity,
+        dim_key=4 if narrow or draw.integers(2) else None,
     )
 
 
 def _hierarchy(draw: Draw, dim_in: int) -> setfold.HierarchicalSlotSetEncoder:
     levels = [_slot_set(draw, dim_in)]
+    if draw.integers(4) == 0:
+        width, slots = levels[0].dim_readout, levels[0].num_slots
+        levels.append(setfold.SlotSetEncoder(width, slots, 3, width))
+        return setfold.HierarchicalSlotSetEncoder(levels, residual=True)
     for _ in range(int(draw.integers(0, 3))):
         levels.append(_slot_set(draw, levels[-1].dim_readout))
     activation = [None, nn.Tanh(), nn.Identity()][draw.integers(3)]
@@ -72,6 +80,10 @@ def _pool(draw: Draw, dim_in: int) -> setfold.Pool:
 
 def _moments(draw: Draw, dim_in: int) -> setfold.Moments:
     return setfold.Moments(dim_in)
+
+
+def _covariance(draw: Draw, dim_in: int) -> setfold.Covariance:
+    return setfold.Covariance(dim_in)
 
 
 def _statistics(draw: Draw, dim_in: int) -> setfold.SummaryStatistics:
@@ -181,6 +193,7 @@ MAKERS = {
     setfold.HierarchicalSlotSetEncoder: _hierarchy,
     setfold.Pool: _pool,
     setfold.Moments: _moments,
+    setfold.Covariance: _covariance,
     setfold.SummaryStatistics: _statistics,
     setfold.AttentionPool: _attention_pool,
     setfold.GatedAttentionPool: _gated_attention_pool,

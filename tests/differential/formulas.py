@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 import setfold
+from setfold.encoders.layers import NormalizedReLU
 from tests.differential.arithmetic import (
     UNKNOWN,
     Arithmetic,
@@ -82,6 +83,8 @@ class Formulas:
             rows = [number.map(lambda part, j=j: part[j]) for j in range(len(number.value))]
             found = self.a.total(rows)
             return self.a.divided(found, len(rows)) if module.reduce == "mean" else found
+        if isinstance(module, NormalizedReLU):
+            return self.a.normalized(self.a.monotone(number, relu), epsilon=1e-8)
         return self.a.monotone(number, ACTIVATIONS[type(module)])
 
     # ---- slots -----------------------------------------------------------------------------------
@@ -99,7 +102,7 @@ class Formulas:
         self, encoder: setfold.SlotSetEncoder, slots: np.ndarray, elements: Elements
     ) -> list[Bounded]:
         """Logarithms (K,) of the weights of each element."""
-        found, scale = [], 1 / math.sqrt(encoder.dim_out)
+        found, scale = [], 1 / math.sqrt(encoder.dim_key or encoder.dim_out)
         queries = self.queries(encoder, slots)
         if encoder.similarity == "cosine":
             rows = [queries.map(lambda part, j=j: part[j]) for j in range(len(slots))]
@@ -184,12 +187,17 @@ class Formulas:
         """SSE_T(... SSE_1(X)): each level encodes the slots of the one before."""
         first, *others = encoder.levels
         found = self.slot_set(first, slots[:1], elements, gone)
-        for level, own in zip(others, slots[1:], strict=True):
+        for number, (level, own) in enumerate(zip(others, slots[1:], strict=True)):
             rows = [
                 self.apply(encoder.activation, found.map(lambda part, j=j: part[j]))
                 for j in range(len(found.value))
             ]
-            found = self.slot_set(level, [own], rows, ())
+            upper = self.slot_set(level, [own], rows, ())
+            if encoder.residual:
+                factor = exact(array(encoder.factors[number]))
+                found = self.a.plus(found, self.a.scaled(upper, factor))
+            else:
+                found = upper
         return found if len(elements) else zeros(*found.value.shape)
 
     # ---- pools -----------------------------------------------------------------------------------
@@ -231,6 +239,26 @@ class Formulas:
             error += (2 * distance * moved + moved**2) / count
         variance = self.a.rounded(squares, error, squares + error, count)
         return self.a.stored(stacked([mean, variance]))
+
+    def covariance(
+        self, encoder: setfold.Covariance, slots: Slots, elements: Elements, gone: Elements
+    ) -> Bounded:
+        """mean = sum_i x_i / n, covariance = sum_i (x_i - mean) (x_i - mean)^T / n."""
+        width, count = encoder.dim_in, len(elements)
+        if not elements:
+            return zeros(1 + width, width)
+        mean = self.a.divided(self.a.total(elements), count)
+        moved = mean.error + np.max([element.error for element in elements], axis=0)
+        total, size, error = np.zeros((3, width, width))
+        for element in elements:
+            distance = element.value - mean.value
+            far = np.abs(distance) + moved
+            total += np.outer(distance, distance) / count
+            size += np.outer(far, far) / count
+            error += (np.outer(far, far) - np.outer(far - moved, far - moved)) / count
+        product = self.a.rounded(total, error, size, count + 2)
+        first = mean.map(lambda part: part[None])
+        return self.a.stored(joined([first, product]))
 
     def statistics(
         self, encoder: setfold.SummaryStatistics, slots: Slots, elements: Elements, gone: Elements
@@ -369,6 +397,7 @@ FORMULAS: dict[type, Callable[..., Bounded]] = {
     setfold.HierarchicalSlotSetEncoder: Formulas.hierarchy,
     setfold.Pool: Formulas.pool,
     setfold.Moments: Formulas.moments,
+    setfold.Covariance: Formulas.covariance,
     setfold.SummaryStatistics: Formulas.statistics,
     setfold.AttentionPool: Formulas.attention_pool,
     setfold.GatedAttentionPool: Formulas.gated_attention_pool,

@@ -152,3 +152,27 @@ def test_elements_whose_logits_overflow_do_not_pass_for_an_empty_set():
         encoder.queries.fill_(1e4)
     with pytest.raises(setfold.NonFiniteError, match="logits"):
         encoder(torch.full((1, 5, 3), 1e38))
+
+
+@pytest.mark.parametrize("tracked", [True, False])
+@pytest.mark.parametrize("build", [setfold.AttentionPool, setfold.SeedAttention])
+def test_values_that_overflow_on_the_way_are_right(build, tracked):
+    torch.manual_seed(0)
+    encoder = build(3, 2, 1)
+    layer = encoder.to_value if build is setfold.AttentionPool else encoder.block.to_value
+    with torch.no_grad():
+        encoder.first_weight.zero_()
+        layer.weight.copy_(torch.tensor([1.0, 1.0, -1.0]))
+    elements = torch.full((1, 1, 3), 2e38)
+    with torch.set_grad_enabled(tracked):
+        found = encoder(elements)
+        assert_close(encoder.readout(encoder.update(encoder.initial_state(), elements)), found)
+    assert_close(found, encoder.double()(elements.double()).float(), rtol=1e-4, atol=1e-4)
+    assert found.isfinite().all()
+
+
+def test_values_that_do_not_fit_are_infinite():
+    encoder = setfold.AttentionPool(3, 2, 1)
+    with torch.no_grad():
+        encoder.to_value.weight.fill_(-1)
+    assert (encoder(torch.full((1, 1, 3), 2e38)) == -torch.inf).all()

@@ -58,8 +58,48 @@ def test_upper_levels_may_change_under_a_kept_state():
         assert not torch.equal(encoder.readout(state), before)
 
 
-def test_a_relu_stands_between_levels_unless_told_otherwise():
-    assert isinstance(make(level(3), level(6)).activation, nn.ReLU)
+def test_slots_are_normalized_between_levels_unless_told_otherwise():
+    encoder, values = make(level(3), level(6)), torch.randn(2, 4, 6, dtype=torch.float64)
+    found = encoder.activation(values)
+    expected = nn.functional.layer_norm(values.relu(), (6,), eps=1e-8)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
+
+
+def test_with_residuals_each_level_adds_to_the_one_before():
+    torch.manual_seed(0)
+    encoder = make(level(3), level(6, aggregate="max"), level(6), residual=True)
+    assert all(float((factor.detach() - 0.1).abs().max()) < 1e-8 for factor in encoder.factors)
+    nn.init.normal_(encoder.factors[0])
+    elements = torch.randn(1, 9, 3, dtype=torch.float64)
+    state = encoder.initial_state()
+    found = encoder.readout(encoder.update(state, elements)).detach()[0]
+    first, *upper = encoder.levels
+    expected = torch.from_numpy(reference.slot_set(first, elements[0], state.frame[0][0]))
+    for stage, slots, factor in zip(upper, state.frame[1:], encoder.factors, strict=True):
+        inputs = nn.functional.layer_norm(expected.relu(), (6,), eps=1e-8)
+        added = torch.from_numpy(reference.slot_set(stage, inputs, slots[0]))
+        expected = expected + factor.detach() * added
+    np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-12)
+
+
+def test_residuals_need_levels_of_the_same_shape():
+    with pytest.raises(setfold.InputError, match=r"same num_slots .* \(4, 6\), \(2, 6\)"):
+        make(level(3), level(6, 2), residual=True)
+
+
+def test_residuals_need_as_many_slots_in_every_level():
+    encoder = make(level(3), level(6), residual=True)
+    slots = [torch.zeros(5, 5, dtype=torch.float64), torch.zeros(1, 5, dtype=torch.float64)]
+    state = encoder.initial_state(slots=slots)
+    with pytest.raises(setfold.InputError, match=r"same number of slots; got \[5, 1\]"):
+        encoder.update(state, torch.randn(1, 5, 3, dtype=torch.float64))
+
+
+def test_random_slots_may_change_their_number_in_all_levels():
+    encoder = make(level(3), level(6), residual=True)
+    state = encoder.initial_state(num_slots=7)
+    state = encoder.update(state, torch.randn(1, 5, 3, dtype=torch.float64))
+    assert encoder.readout(state).shape == (1, 7, 6)
 
 
 def test_as_printed_with_one_slot_at_the_end_it_collapses_and_says_so():

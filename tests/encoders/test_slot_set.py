@@ -293,7 +293,8 @@ def test_sets_with_slots_of_their_own_keep_a_peak_each():
 
 def test_a_hierarchy_reads_slots_of_little_weight():
     upper = make(dim_in=3)
-    encoder = setfold.HierarchicalSlotSetEncoder([steep(110.0), upper]).float().eval()
+    levels = [steep(110.0), upper]
+    encoder = setfold.HierarchicalSlotSetEncoder(levels, torch.nn.ReLU()).float().eval()
     element = torch.tensor([[[0.3, 2.0, 1.0]]])
     expected = upper.encode(element.expand(1, 4, 3), upper.initial_state().frame[0])
     torch.testing.assert_close(encoder(element), expected)
@@ -383,3 +384,23 @@ def test_a_ragged_chunk_with_a_broken_row_leaves_the_state_as_it_was():
         with pytest.raises(setfold.NonFiniteError, match=r"elements\[1234, 1\] is nan"):
             encoder.update(state, elements, index=index)
     assert torch.equal(state.statistics["sum"][0], before)
+
+
+# ---- width of the keys -------------------------------------------------------------------------
+
+
+def test_keys_have_a_width_of_their_own():
+    encoder = setfold.SlotSetEncoder(3, 4, 6, 2, dim_key=16)
+    assert encoder.to_key.out_features == encoder.to_query.out_features == 16
+    assert encoder(torch.randn(2, 9, 3)).shape == (2, 4, 2)
+    assert "dim_key=16" in repr(encoder)
+
+
+def test_cosine_similarity_of_keys_of_one_dimension_is_an_error():
+    with pytest.raises(setfold.InputError, match="attention is constant"):
+        setfold.SlotSetEncoder(3, 32, 6, 1, similarity="cosine")
+    with pytest.raises(setfold.InputError, match="at least 2 dimensions"):
+        setfold.SlotSetEncoder(3, 32, 6, 8, similarity="cosine", dim_key=1)
+    encoder = setfold.SlotSetEncoder(3, 32, 6, 1, similarity="cosine", dim_key=16)
+    weights = encoder.weights(encoder.initial_state(), torch.randn(1, 9, 3))
+    assert float(weights.detach().std(1).min()) > 1e-4  # elements differ

@@ -6,6 +6,7 @@ import importlib
 import inspect
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,9 @@ import torch
 
 from experiments import records, report
 from experiments.recipe import Size, settings_of
-from experiments.recipes import all_recipes
+from experiments.recipes import all_recipes, places_digits, places_large_faces
 from experiments.running import Options, run
+from experiments.tasks import centroids
 
 RECIPES = all_recipes()
 
@@ -25,11 +27,20 @@ def out(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("experiments")
 
 
+@pytest.fixture
+def brief(monkeypatch):
+    """Evaluate on few pictures, and end projections early."""
+    for recipe in (places_digits, places_large_faces):
+        monkeypatch.setattr(recipe, "TESTED", 10)
+    monkeypatch.setattr(centroids, "TSNE", partial(centroids.TSNE, max_iter=250))
+
+
 def test_there_is_one_for_each_table_and_figure():
     assert [recipe.number for recipe in RECIPES.values()] == list(range(1, 25))
 
 
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=list(RECIPES))
+@pytest.mark.usefixtures("brief")
 def test_smoke(recipe, out):
     failures = run([recipe], Size.SMOKE, options=Options(out, device="cpu", threads=1))
     assert failures == []

@@ -15,7 +15,7 @@ from setfold.files.tables import spill
 @pytest.fixture
 def tight(monkeypatch):
     """Little memory, small batches and shards, and a checkpoint after each step."""
-    budget = Budget(batch_rows=64, store_bytes=20_000)
+    budget = Budget(batch_rows=64, store_bytes=20_000, batches=8)
     monkeypatch.setattr(plan, "split_memory", lambda *_: budget)
     monkeypatch.setattr(plan, "SHARD_ROWS", 300)
     monkeypatch.setattr(spill, "BUCKETS", 4)

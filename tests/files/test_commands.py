@@ -108,7 +108,7 @@ def test_errors_are_one_line(tmp_path, model):
     command += ["--set", "event", "--out", str(tmp_path / "out.parquet")]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 2
-    assert ended.stderr.startswith("setfold: there is no file or folder")
+    assert ended.stderr.startswith(f"setfold: {tmp_path}/no.parquet does not exist.")
     assert len(ended.stderr.splitlines()) == 1
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -288,6 +289,8 @@ def test_sets_that_overflow_are_named():
         (rows().rename_columns(["count", "f0", "f1", "f2"]), {"set": "count"}, "be named 'count'"),
         (pl.LazyFrame({"event": [1]}), {"set": "event"}, "got LazyFrame. Collect it first"),
         ({"event": [1]}, {"set": "event"}, "got dict"),
+        (pl.Series([1]), {"set": "event"}, "cannot read this Series as a table"),
+        (pl.DataFrame({"event": [1]}, {"event": pl.Int128}), {"set": "event"}, "types of Arrow"),
         (None, {"set": "event"}, "got NoneType"),
     ],
 )
@@ -296,9 +299,37 @@ def test_errors(frame, options, message):
         setfold.encode_frame(encoder(), frame, **options)
 
 
-def test_a_model_of_several_passes_is_an_error():
-    with pytest.raises(setfold.InputError, match="passes"):
-        setfold.encode_frame(setfold.SetTransformer(3, 4), rows(), set="event")
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "reader"])
+def test_a_model_of_several_passes_reads_the_frame_again(kind, monkeypatch):
+    monkeypatch.setattr(engine, "MAX_BATCH_ROWS", 64)
+    torch.manual_seed(0)
+    model, table = setfold.SetTransformer(3, 4, 2, 2).eval(), rows(names=str)
+    found = as_arrow(setfold.encode_frame(model, KINDS[kind](table), set="event")).to_pylist()
+    assert [row["event"] for row in found] == sorted(set(table["event"].to_pylist()))
+    for row in found:
+        own = table.filter(pc.equal(table["event"], row["event"])).drop_columns("event")
+        elements = torch.from_numpy(np.stack([column.to_numpy() for column in own.columns], 1))
+        whole = model(elements[None])[0].detach().numpy()
+        np.testing.assert_allclose(row["encoding"], whole.ravel(), rtol=2e-5, atol=2e-6)
+
+
+class Changing:
+    """A stream with other rows each time it is opened."""
+
+    def __init__(self, *tables):
+        self._tables = iter(tables)
+
+    def __arrow_c_stream__(self, requested_schema=None):
+        return next(self._tables).__arrow_c_stream__(requested_schema)
+
+
+def test_a_frame_that_changes_between_passes_is_an_error():
+    table, model = rows(), setfold.EquivariantDeepSets(3, [4])
+    others = rows(names=lambda number: 1000 + int(number))
+    changing = [Changing(table, later) for later in (table[:0], table[1:], others)]
+    for frame in (*changing, table.to_reader()):
+        with pytest.raises(setfold.InputError, match="Pass a table"):
+            setfold.encode_frame(model, frame, set="event")
 
 
 @pytest.mark.parametrize("kind", ["table", "pandas", "polars", "duckdb"])

@@ -95,8 +95,8 @@ def test_two_names_of_a_file(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("events/c.parquet", "no file or folder events/c.parquet. Did you mean events/"),
-        ("nowhere/c.parquet", "There is no folder nowhere"),
+        ("events/c.parquet", "events/c.parquet does not exist. Did you mean events/"),
+        ("nowhere/c.parquet", "The folder nowhere does not exist"),
         ("events/notes.txt", "unknown suffix of events/notes.txt. Expected one of .parquet"),
         ("empty", "folder empty has no file with a known suffix"),
         ("events/*.npy", r"pattern events/*.npy matches no file"),

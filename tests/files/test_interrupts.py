@@ -74,7 +74,7 @@ MOMENTS = {
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_an_interrupt_says_what_is_kept(tmp_path, tight, monkeypatch, moment):
-    folder, out = write(tmp_path / "in", rows(300, 100), files=2), tmp_path / "o.parquet"
+    folder, out = write(tmp_path / "in", rows(300, 30), files=2), tmp_path / "o.parquet"
     setfold.save(encoder(), tmp_path / "model")
     words = ["encode", tmp_path / "model", folder, "--set", "event", "--save-every", 0, "-o", out]
     owner, name, number, message = MOMENTS[moment]
@@ -156,7 +156,7 @@ WRITES = [
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("place", WRITES, ids=lambda place: place[1])
 def test_a_full_disk_loses_nothing(tmp_path, tight, monkeypatch, place, after):
-    folder, suffix = write(tmp_path / "in", rows(300, 100), files=2), "parquet"
+    folder, suffix = write(tmp_path / "in", rows(300, 30), files=2), "parquet"
     (folder / "part-2.parquet").write_bytes(b"PAR1")
     if place[0] is outputs:
         suffix = "npz"

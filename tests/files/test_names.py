@@ -144,7 +144,7 @@ def test_names_of_two_kinds_are_not_mixed(sites):
         encode(sites / "lists.parquet", sites / f"{name}-rows.npz", **rows)
     with pytest.raises(InputError, match=r"are absolute paths, so a root .*Omit --root"):
         setfold.update_states(sites / "absolute.arrow", sites / "b", root=sites)
-    with pytest.raises(InputError, match=r"each row is one set, .*Omit --set"):
+    with pytest.raises(InputError, match=r"each row is one set; .*Omit --set"):
         setfold.update_states(sites / "relative-rows.arrow", sites / "b", set="event")
     for other in ("relative", "absolute-rows"):
         with pytest.raises(InputError, match=r"cannot merge .*: the set ids .* absolute paths, th"):

@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 import setfold
-from setfold.files import run
+from setfold.files import plan, run
+from setfold.files.budget import Budget
+from setfold.files.columns import ColumnSpec
 from setfold.files.tables import store
 from tests.files.files import (
     assert_encodes,
@@ -179,6 +181,25 @@ def test_a_run_with_other_arguments_cannot_resume(tmp_path, tight, monkeypatch, 
         encode(model, folder, out, resume=True, **change)
     with pytest.raises(setfold.InputError, match="had a different model"):
         encode(encoder(aggregate="max"), folder, out, resume=True)
+
+
+def test_a_run_with_other_batches_cannot_resume(tmp_path, tight, monkeypatch):
+    """Batches are what is counted as done, and another version may choose other ones."""
+    folder, model, out = write(tmp_path / "in", rows()), encoder(), tmp_path / "out.parquet"
+    interrupt(monkeypatch, model, folder, out)
+    monkeypatch.setattr(plan, "split_memory", lambda *_: Budget(batch_rows=50, store_bytes=20_000))
+    with pytest.raises(setfold.InputError, match="had a different batch_rows"):
+        encode(model, folder, out, resume=True)
+
+
+def test_a_shard_is_not_continued_within_a_batch(tmp_path, tight):
+    folder, columns = write(tmp_path / "in", rows(), files=1), ColumnSpec.parse(None, "event")
+    found = plan.make_plan(encoder(), [folder], columns, memory=10**9, skip=True)
+    task, shard = found.task, found.shards[0]
+    whole = [batch.rows for batch in task.batches(0, shard)]
+    assert [batch.rows for batch in task.batches(0, shard, whole[1])] == whole[2:]
+    with pytest.raises(setfold.InputError, match=r"cannot resume.* in other batches"):
+        list(task.batches(0, shard, whole[1] + 1))
 
 
 def test_damaged_journals_are_refused(tmp_path, tight, monkeypatch):

@@ -15,6 +15,7 @@ from setfold.errors import InputError
 from setfold.files.columns import ColumnSpec
 from setfold.files.features import Feature
 from setfold.files.rows import Rows, rows_of
+from setfold.native.library import choice
 
 FLOAT = np.dtype(np.float32)
 NUMBERS = st.integers(-1000, 1000)
@@ -24,6 +25,23 @@ TYPES = st.sampled_from([pa.float32(), pa.float64(), pa.float16(), pa.int16(), p
 def rows(batch: pa.RecordBatch, columns: ColumnSpec, **changes: Any) -> Rows:
     settings = {"first": 0, "dtype": FLOAT, "width": None, "partition": {}} | changes
     return rows_of(batch, columns, **settings)
+
+
+@pytest.mark.parametrize("ids", [[7, 5, 7, None, 5, 9], ["b", "a", "b", None, "a", "c"]])
+def test_rows_of_a_set_may_follow_one_another(ids: list[Any]) -> None:
+    batch = pa.record_batch({"event": ids, "x": [0.0, 1, 2, 3, 4, 5], "y": [5, 4, 3, 2, 1, 0]})
+    columns = ColumnSpec(None, "event")
+    plain, found = (rows(batch, columns, first=10, grouped=grouped) for grouped in (False, True))
+    assert found.bad == plain.bad
+    assert sorted(found.numbers.tolist()) == plain.numbers.tolist() == [10, 11, 12, 14, 15]
+    order = np.argsort(found.numbers)
+    np.testing.assert_array_equal(found.elements[order], plain.elements)
+    assert plain.sets is not None
+    assert found.sets is not None
+    assert found.sets.take(pa.array(order)).to_pylist() == plain.sets.to_pylist()
+    if isinstance(ids[0], int) and choice.kernels is not None:
+        assert found.sets.to_pylist() == [7, 7, 5, 5, 9]
+        assert found.numbers.tolist() == [10, 12, 11, 14, 15]
 
 
 class Expected:

@@ -126,6 +126,20 @@ def test_all_elements_of_a_bad_exploded_row_are_skipped(tmp_path):
     assert pq.read_table(tmp_path / "out.parquet")["set"].to_pylist() == [1]
 
 
+@pytest.mark.parametrize("names", [int, str])
+def test_a_set_of_which_all_rows_are_skipped_is_left_out(tmp_path, names):
+    table = rows(3000, 10, names=names)  # many rows of few sets, so that states are stored
+    ids, numbers = table["event"].to_pylist(), table["f1"].to_numpy().copy()
+    ids[100], numbers[100] = names(999), np.nan
+    table = table.set_column(0, "event", pa.array(ids)).set_column(2, "f1", pa.array(numbers))
+    pq.write_table(table, tmp_path / "in.parquet")
+    out = tmp_path / "out.parquet"
+    encode(encoder(), tmp_path / "in.parquet", out, skip_errors=True)
+    found = pq.read_table(out)
+    assert names(999) not in found["set"].to_pylist()
+    assert sum(found["count"].to_pylist()) == 2999
+
+
 def test_the_advice_of_an_error_can_be_followed(tmp_path):
     (folder, good), out = spoilt(tmp_path), tmp_path / "out.parquet"
     with pytest.raises(setfold.FileError, match="--on-error skip --restart"):
@@ -168,7 +182,7 @@ def test_the_list_is_the_same_after_an_accident(tmp_path, tight, monkeypatch, af
 def test_numbers_that_are_too_large_for_the_model_are_skipped(tmp_path, sets):
     table, wide = rows(300, sets=sets), torch.nn.Linear(WIDTH, 8)
     torch.nn.init.constant_(wide.weight, 3.0)
-    model = setfold.DeepSets(wide, 8).eval()
+    model = setfold.DeepSets(torch.nn.Sequential(wide, torch.nn.ReLU()), 8).eval()
     column = table["f1"].to_numpy().copy()
     column[[17, 18, 250]], column[40] = 3e38, np.nan
     spoiled = table.set_column(2, "f1", pa.array(column))

@@ -168,6 +168,26 @@ def fold_of_a_shard_that_cannot_be_read(rank, world):
 
 
 @case()
+def backward_of_a_shard_that_cannot_be_read_again(rank, world):
+    """In the last of several passes, whose gradients the earlier ones wait for."""
+    model = shards.seeded(SEVERAL["set_transformer"])
+    lost = []
+
+    def torn():
+        yield draw(1, 3, 3, seed=rank)
+        if lost:
+            raise OSError("the disk is gone")
+        yield draw(1, 2, 3, seed=rank)
+
+    encoding = setfold.fold(model, torn, group=dist.group.WORLD)
+    lost += [rank] * (rank == 1)
+    expected = (OSError, "the disk is gone") if rank == 1 else (DistributedError, "process 1 of")
+    text = raises(*expected, encoding.sum().backward)
+    assert "the disk is gone" in text
+    compare(rank, world, make())
+
+
+@case()
 def backward_in_different_orders(rank, world):
     model, chunks = make(), [draw(1, 3, 3, seed=rank)]
     folds = [setfold.fold(model, chunks, group=dist.group.WORLD) for _ in range(2)]

@@ -108,7 +108,7 @@ def main(folder, *names):
     torch.set_num_threads(1)
     all_cases()
     gc.collect()
-    gc.freeze()  # what is imported stays, so that collecting after each case is quick
+    gc.freeze()  # what is imported stays, so that collecting is quick; cases import more
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if "TORCHELASTIC_RUN_ID" in os.environ:  # as users do it, once
         Here.store = dist.FileStore(str(Path(folder, "launch.store")), world)
@@ -141,6 +141,7 @@ def failure_of(folder, name, rank, world):
     # A DistributedDataParallel keeps its group, and the group's threads, until it is collected. A
     # thread that is still busy when the interpreter ends aborts the process.
     gc.collect()
+    gc.freeze()
     dist.destroy_process_group()
     return failure
 

@@ -23,6 +23,8 @@ from tests.examples import TORCHRUN, examples_of
 from tests.folding import distributed_jobs as jobs
 from tests.small import draw, make
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 ALIVE = jobs.all_cases()
 CPU = torch.device("cpu")

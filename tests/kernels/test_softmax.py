@@ -12,6 +12,7 @@ from torch.testing import assert_close
 from setfold.core.statistic import Softmax
 from setfold.kernels import softmax, tiles
 from setfold.kernels.scores import FoldedScores, GatedScores, KeyScores
+from setfold.native import library
 from tests.small import TIGHT, draw
 
 WIDTH, LOGITS, HIDDEN = 5, 4, 3
@@ -294,3 +295,34 @@ def test_a_logit_that_is_rounded_to_above_its_peak_does_no_harm():
     upstream = torch.ones(1, LOGITS, WIDTH + 1)
     found = softmax._folded_gradients(elements, None, peak, matrix, upstream, True)
     assert all(gradient.isfinite().all() for gradient in found)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("length", [softmax.COMPILED_LENGTH - 1, softmax.COMPILED_LENGTH])
+def test_first_and_second_derivatives_of_small_inputs(length, masked):
+    """In float32, with compiled kernels from a certain length on."""
+    mask = some_hidden((2, length)) if masked else None
+    found = {}
+    for dtype in (torch.float64, torch.float32):
+        elements = draw(2, length, WIDTH).to(dtype).requires_grad_()
+        matrix = draw(WIDTH + 1, LOGITS, seed=1).to(dtype).requires_grad_()
+        means, _ = read(*softmax.softmax_sums(elements, mask, FoldedScores(matrix)))
+        loss = means.square().sum()
+        plain = torch.autograd.grad(loss, [elements, matrix], retain_graph=True)
+        slopes = torch.autograd.grad(loss, [elements, matrix], create_graph=True)
+        again = torch.autograd.grad(sum(s.square().sum() for s in slopes), [elements, matrix])
+        found[dtype] = [tensor.detach().double() for tensor in (*plain, *slopes, *again)]
+    for rounded, exact in zip(found[torch.float32], found[torch.float64], strict=True):
+        assert_close(rounded, exact, rtol=0, atol=1e-4 * float(exact.abs().max()))
+
+
+def test_small_inputs_are_compiled_from_a_certain_length_on(monkeypatch):
+    calls = []
+    apply = softmax._Streamed.apply
+    monkeypatch.setattr(softmax._Streamed, "apply", lambda *args: calls.append(1) or apply(*args))
+    scores = FoldedScores(draw(WIDTH + 1, LOGITS).float().requires_grad_())
+    for length in (softmax.COMPILED_LENGTH - 1, softmax.COMPILED_LENGTH):
+        for isa in (None, *library.available()):
+            with library.using(isa):
+                softmax.softmax_sums(draw(1, length, WIDTH).float(), None, scores)
+    assert len(calls) == len(library.available())

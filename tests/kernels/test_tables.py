@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from setfold.native.dispatch import Room
 from setfold.native.library import available, using
-from setfold.native.tables import KINDS, Room, add_at, encode_ids, stack_columns
+from setfold.native.tables import KINDS, add_at, can_stack, encode_ids, group_ids, stack_columns
 
 
 @pytest.fixture(params=available())
@@ -34,37 +36,38 @@ def _column(dtype: np.dtype, rows: int, seed: int) -> np.ndarray:
 def test_columns_become_rows(isa: str, rows: int, width: int) -> None:
     kinds = [*KINDS]
     columns = [_column(kinds[(3 * i) % len(kinds)], rows, i) for i in range(width)]
-    found = stack_columns(columns, Room())
     expected = np.empty((rows, width), np.float32)
     for place, column in enumerate(columns):
         expected[:, place] = column
-    assert found is not None
-    np.testing.assert_array_equal(found, expected)
+    assert can_stack(columns)
+    np.testing.assert_array_equal(stack_columns(columns, Room()), expected)
+    places = np.random.default_rng(0).permutation(rows)
+    found = stack_columns(columns, Room(), places)
+    np.testing.assert_array_equal(found[places], expected)
 
 
 def test_doubles_that_are_too_large_become_infinite(isa: str) -> None:
     found = stack_columns([np.array([1e300, -1e300, np.nan])], Room())
-    assert found is not None
     np.testing.assert_array_equal(found[:, 0], [np.inf, -np.inf, np.nan])
 
 
 def test_other_columns_are_left_to_numpy() -> None:
     plain = np.zeros(6, np.float32)
     for other in (plain.astype(np.float16), plain[::2], plain.reshape(2, 3), plain > 0):
-        assert stack_columns([other], Room()) is None
-    assert stack_columns([], Room()) is None
+        assert not can_stack([other])
+    assert not can_stack([])
     with using(None):
-        assert stack_columns([plain], Room()) is None
+        assert not can_stack([plain])
 
 
 def test_memory_is_used_again_only_when_nothing_refers_to_it() -> None:
-    room = Room()
-    first = room.matrix(5, 16)
+    room, shape = Room(), (5, 16)
+    first = room.empty(shape, np.float32)
     view, place = first[1:], first.ctypes.data
     del first
-    assert room.matrix(5, 16).ctypes.data != place, "a view still refers to it"
+    assert room.empty(shape, np.float32).ctypes.data != place, "a view still refers to it"
     del view
-    places = {room.matrix(5, 16).ctypes.data for _ in range(3)}
+    places = {room.empty(shape, np.float32).ctypes.data for _ in range(3)}
     assert len(places) == 1
     assert all(at % 64 == 0 for at in places)
     assert pickle.loads(pickle.dumps(room))._arrays == []
@@ -83,6 +86,30 @@ def test_ids_become_codes(isa: str, kinds: int, dtype: type) -> None:
     assert found is not None
     np.testing.assert_array_equal(found[0], expected.dictionary.to_numpy())
     np.testing.assert_array_equal(found[1], expected.indices.to_numpy())
+
+
+def test_each_thread_has_memory_of_its_own() -> None:
+    room = Room()
+    kept = room.empty((5,), np.float64)
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(room.empty, (5,), np.float64).result()
+    assert not np.shares_memory(kept, other)
+    assert len(room._arrays) == 1
+
+
+@pytest.mark.parametrize("kinds", [1, 50, 3000])
+def test_rows_of_an_id_follow_one_another(isa: str, kinds: int) -> None:
+    ids = np.random.default_rng(kinds).integers(0, kinds, 20_000) << 33
+    found, codes = group_ids(ids), pa.array(ids).dictionary_encode()
+    assert found is not None
+    names, index, places = found
+    np.testing.assert_array_equal(names, codes.dictionary.to_numpy())
+    order = np.argsort(codes.indices.to_numpy(), kind="stable")
+    np.testing.assert_array_equal(index, codes.indices.to_numpy()[order])
+    np.testing.assert_array_equal(places[order], np.arange(len(ids)))
+    assert [len(part) for part in group_ids(ids[:0]) or ()] == [0, 0, 0]
+    with using(None):
+        assert group_ids(ids) is None
 
 
 def test_no_ids(isa: str) -> None:

@@ -63,6 +63,7 @@ EXCLUDED["slot equivariance"] |= dict.fromkeys(
     (
         setfold.AttentionPool,
         setfold.Concat,
+        setfold.Covariance,
         setfold.DeepSets,
         setfold.GatedAttentionPool,
         setfold.Moments,
@@ -77,6 +78,7 @@ EXCLUDED["slot equivariance"] |= dict.fromkeys(
 EXCLUDED[REMOVAL] |= dict.fromkeys(
     (
         setfold.AttentionPool,
+        setfold.Covariance,
         setfold.GatedAttentionPool,
         setfold.Moments,
         setfold.PMA,

@@ -17,6 +17,8 @@ from setfold.laws.gallery import EXHIBITS
 from setfold.laws.survey import LAW_NAMES, Survey, chunking_error
 from setfold.laws.wrong_way import ChunkAverage, PublishedSlotSetEncoder
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def survey():

@@ -303,3 +303,29 @@ def test_only_numbers_have_a_logarithm(folder, options):
     pq.write_table(rows, folder / "rows.parquet")
     with pytest.raises(setfold.InputError, match="so it has no logarithm"):
         trained(folder, **options)
+
+
+def test_set_ids_of_several_columns(folder):
+    """Rows keep them as numbers and text, the table of labels as text."""
+
+    def in_two(table):
+        numbers = [int(user[1:]) for user in table["user"].to_pylist()]
+        table = table.append_column("run", pa.array([n // 10 for n in numbers], pa.int32()))
+        return table.append_column("event,id", [[str(n % 10) for n in numbers]])
+
+    tables = make_table()
+    rows, labels = (in_two(table).drop_columns("user") for table in tables)
+    pq.write_table(rows, folder / "pairs.parquet")
+    pacsv.write_csv(labels, folder / "pairs.csv")
+    names = "run,`event,id`"
+    trained(folder, "pairs.parquet", set=names, labels=folder / "pairs.csv")
+    given = folder / "model.safetensors", folder / "pairs.parquet"
+    target, found, data = evaluate_sets(*given, set=names, labels=folder / "pairs.csv")
+    assert len(data) == 60
+    wild = dict(zip(*in_two(tables[1]).select(["user", "wild"]).to_pydict().values(), strict=True))
+    for name, label in zip(data.ids, found.targets.tolist(), strict=True):
+        run, event = name.removeprefix("run=").split(", event,id=")
+        assert target.labels[label] == wild[f"u{int(run) * 10 + int(event)}"]
+    pacsv.write_csv(labels.slice(3), folder / "fewer.csv")
+    with pytest.raises(setfold.InputError, match="no label: 'run=0, event,id=0'"):
+        evaluate_sets(*given, set=names, labels=folder / "fewer.csv")

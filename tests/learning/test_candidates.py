@@ -189,7 +189,11 @@ def test_the_command_explains_by_weights(tmp_path):
     facts = json.loads((tmp_path / "m.json").read_text())
     assert [row["name"] for row in facts["candidates"]] == ["instances"]
     assert facts["task"] == "multiple-instance"
-    assert "attention weight" in (tmp_path / "m.html").read_text()
+    page = (tmp_path / "m.html").read_text()
+    assert "attention weight" in page
+    symptoms = facts["diagnosis"]["symptoms"]
+    assert 0 < symptoms["spread of encodings / their size"] < 1
+    assert "effective dimensions of encodings" in page
     words = ["weights", tmp_path / "m.safetensors", tmp_path / "rows.parquet", "--set", "bag"]
     words += ["--keep", "v0", "--out", tmp_path / "weights.parquet"]
     result = CliRunner().invoke(cli.app, [str(w) for w in words], catch_exceptions=False)
@@ -217,3 +221,4 @@ def test_weights_of_a_model_of_two_passes_are_in_the_report(tmp_path):
     facts = json.loads((tmp_path / "m.json").read_text())
     shares = [e["share"] for e in facts["influence"][0]["elements"]]
     assert 0.3 < sum(shares) <= 1.0001
+    assert facts["diagnosis"]["gradients"]

@@ -329,3 +329,8 @@ def test_wrong_arguments_are_explained(options, message):
 def test_wrong_settings_are_explained(settings):
     with pytest.raises(setfold.InputError, match=next(iter(settings))):
         setfold.FitSettings(**settings)
+
+
+def test_a_model_without_weights_is_refused():
+    with pytest.raises(setfold.InputError, match="no trainable parameters"):
+        setfold.fit(setfold.Pool(2, "mean"), [(torch.ones(3, 2), 0)], loss=lambda found, label: 0)

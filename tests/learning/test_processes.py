@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
@@ -21,9 +22,13 @@ from torch.nn.functional import cross_entropy
 import setfold
 from setfold import cli
 from setfold.learning import loop, train
+from setfold.learning.dataset import collect
 from setfold.learning.processes import join_processes
+from setfold.learning.sources import Source
 from tests.learning.data import make_table
 from tests.torchrun import HANG, as_torchrun
+
+pytestmark = pytest.mark.long
 
 ROWS = 12  # elements that are encoded at a time; larger sets are spread over the processes
 
@@ -157,9 +162,22 @@ def broken_loss(found, wanted):
     return cross_entropy(found, wanted)
 
 
+def broken_backward(found, wanted):
+    def refuse(gradient):
+        if os.environ["RANK"] == "1":
+            raise OSError("the disk of process 1 is gone")
+
+    found = found * 1
+    found.register_hook(refuse)
+    return cross_entropy(found, wanted)
+
+
+LOSSES = {"sets": cross_entropy, "loss": broken_loss, "backward": broken_backward}
+
+
 def fail(folder, where):
     sets = [(torch.ones(3, 3), 0) for _ in range(8)]
-    sets, loss = (Broken(sets), cross_entropy) if where == "sets" else (sets, broken_loss)
+    sets, loss = Broken(sets) if where == "sets" else sets, LOSSES[where]
     model = setfold.DeepSets(nn.Linear(3, 2), 2, "mean")
     rank = os.environ["RANK"]
     with join_processes():
@@ -169,7 +187,7 @@ def fail(folder, where):
             (folder / rank).write_text(f"{type(error).__name__}: {error}")
 
 
-@pytest.mark.parametrize("where", ["sets", "loss"])
+@pytest.mark.parametrize("where", LOSSES)
 def test_an_error_in_one_process_ends_all(tmp_path, where):
     assert as_torchrun(fail, tmp_path, where) == [0, 0]
     assert (tmp_path / "1").read_text() == "OSError: the disk of process 1 is gone"
@@ -256,10 +274,49 @@ def test_setfold_train_resumes_over_two_processes(folder):
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
 
 
+def collect_here(folder, skip):
+    """Only the first process reads elements."""
+    rank = os.environ["RANK"]
+    counts = {"a": 2, "b": 3}
+    with join_processes() as processes:
+        source = Source([folder / "gap.parquet"], "user", skip=skip)
+        if rank == "1":
+            source.elements = None
+        try:
+            with processes.together():
+                data = collect(
+                    source,
+                    setfold.Columns([setfold.NumberColumn("x")]),
+                    list(counts),
+                    counts,
+                    np.arange(2),
+                    folder=folder,
+                    memory=1 << 20,
+                    processes=processes,
+                )
+        except setfold.SetfoldError as error:
+            (folder / f"{rank}.txt").write_text(str(error))
+            return
+        found = [data[number][0].ravel().tolist() for number in range(2)]
+        (folder / f"{rank}.txt").write_text(json.dumps([found, source.skipped]))
+
+
+def test_processes_of_one_machine_share_the_elements(tmp_path):
+    x = [1.0, None, 3.0, 4.0, 5.0]
+    pq.write_table(pa.table({"user": list("bbaba"), "x": x}), tmp_path / "gap.parquet")
+    assert as_torchrun(collect_here, tmp_path, True) == [0, 0]
+    for rank in range(2):
+        assert json.loads((tmp_path / f"{rank}.txt").read_text()) == [[[3.0, 5.0], [1.0, 4.0]], 1]
+    assert as_torchrun(collect_here, tmp_path, False) == [0, 0]
+    assert all("column 'x' is null" in (tmp_path / f"{rank}.txt").read_text() for rank in range(2))
+
+
 def by_torchrun(folder, *words):
+    """What each of two processes prints and reports; torchrun gives each files of its own."""
     launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    launcher += ["--redirects", "3", "--log-dir", str(folder / "logs")]
     root = Path(setfold.__file__).parent.parent
-    return subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-m", *launcher, "-m", "setfold.cli", *map(str, words)],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)},
         cwd=folder,
@@ -267,6 +324,12 @@ def by_torchrun(folder, *words):
         text=True,
         timeout=HANG,
     )
+    found = {
+        name: [file.read_text() for file in sorted((folder / "logs").rglob(f"{name}.log"))]
+        for name in ("stdout", "stderr")
+    }
+    assert done.returncode == 0, "\n".join([done.stderr, *found["stderr"]])
+    return found["stdout"], found["stderr"]
 
 
 def speak(folder, words):
@@ -279,10 +342,9 @@ def speak(folder, words):
 def test_the_command_speaks_once(folder):
     words = ["train", "rows.parquet", "--set", "user", "--labels", "labels.csv", "--epochs", 1]
     words += ["--encoder", "slots", "--target"]
-    done = by_torchrun(folder, *words, "wild", "--out", "m.safetensors")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("model: m.safetensors") == 1
-    assert done.stderr.count("sets for training") == 1
+    printed, reported = by_torchrun(folder, *words, "wild", "--out", "m.safetensors")
+    assert [text.count("model: m.safetensors") for text in printed] == [1, 0]
+    assert [text.count("sets for training") for text in reported] == [1, 0]
     assert json.loads((folder / "m.json").read_text())["best"] == "slots"
     assert as_torchrun(speak, folder, [*words, "nothing", "--out", "n.safetensors"]) == [2, 2]
     first, second = ((folder / f"{rank}.txt").read_text() for rank in range(2))

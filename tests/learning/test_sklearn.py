@@ -121,6 +121,14 @@ def test_labels_of_a_series_are_in_the_order_of_the_sets():
     assert scores.mean() > 0.8
 
 
+@pytest.mark.parametrize("missing", [None, float("nan"), pd.NA, pd.NaT], ids=str)
+def test_a_missing_label_is_an_error(missing):
+    sets, _ = some_sets(6)
+    labels = np.array(["a", "b", "a", "b", "a", missing], object)
+    with pytest.raises(setfold.InputError, match="no label for the set 5"):
+        SetClassifier("statistics").fit(sets, labels)
+
+
 def test_the_index_of_a_pandas_frame_is_no_feature():
     rows, labels = make_table()
     frame = rows.to_pandas()
@@ -144,3 +152,61 @@ def test_positions_and_instances():
     assert model.encoder_ == "places"
     model = SetClassifier("instances", epochs=1, folds=1).fit(sets, labels)
     assert model.model_.has_weights
+
+
+def test_sets_that_do_not_fit_are_named():
+    sets, y = some_sets(20)
+    for given, text in (
+        ([np.zeros((0, 2)), *sets[1:]], r"set 0 of X has the shape \(0, 2\)"),
+        ([*sets[:-1], np.ones((3, 3))], r"set 19 of X has the shape \(3, 3\)"),
+        ([one[:, 0] for one in sets], r"pass arrays \(n, 1\)"),
+        ([], "no sets"),
+    ):
+        with pytest.raises(setfold.InputError, match=text):
+            SetClassifier("statistics").fit(given, y)
+    labels = [*y[:-1].tolist(), None]
+    with pytest.raises(setfold.InputError, match="no label for the set 19"):
+        SetClassifier("statistics").fit(sets, np.array(labels, dtype=object))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"validation": 1.5},
+        {"scale": "none"},
+        {"folds": -1},
+        {"position": "x0,x1"},
+        {"encoder": "slot"},
+    ],
+)
+def test_arguments_are_checked(wrong):
+    with pytest.raises(setfold.InputError, match=next(iter(wrong))):
+        SetClassifier(**wrong).fit(*some_sets(20))
+
+
+def test_frames_that_do_not_fit_say_why():
+    frame = pd.DataFrame({"u": [1, 1, 2, 2] * 5, "a": np.arange(20.0), "k": ["p", "q"] * 10})
+    vectorizer = SetVectorizer(set="u").fit(frame)
+    gap = frame.assign(a=frame.a.where(frame.a != 3))
+    for call, text in (
+        (lambda: vectorizer.transform(gap), "set 2 has a value of column 'a'"),
+        (lambda: vectorizer.transform(frame.drop(columns="k")), "no column 'k'"),
+        (lambda: vectorizer.fit(pd.concat([frame, frame[["a"]]], axis=1)), "several columns 'a'"),
+        (lambda: vectorizer.fit(frame[["u"]]), "no column can be a feature"),
+        (lambda: vectorizer.fit(frame[["u"]].assign(c="s")), "all values are equal"),
+        (lambda: vectorizer.fit(frame.set_index("u")), "reset_index"),
+        (lambda: SetVectorizer(set=["u", "k"]).fit(frame), "name of one column"),
+        (lambda: SetVectorizer(set="u", scale=None).fit(frame), "scale=None"),
+    ):
+        with pytest.raises(setfold.InputError, match=text):
+            call()
+
+
+def test_vectors_of_a_model_have_names():
+    sets, _ = some_sets(6)
+    model = setfold.SlotSetEncoder(2, num_slots=2, dim_slot=4, dim_out=3).eval()
+    found = SetVectorizer(model).set_output(transform="pandas").fit_transform(sets)
+    assert list(found.columns) == [f"encoding {place}" for place in range(6)]
+    for wrong in ("model", torch.nn.Linear(2, 2)):
+        with pytest.raises(setfold.InputError, match="must be a set encoder"):
+            SetVectorizer(wrong).fit(sets)

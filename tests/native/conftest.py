@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from setfold.native import library, threads
 
@@ -21,8 +20,3 @@ def many_threads(monkeypatch):
     """Two threads for every call, however small."""
     monkeypatch.setattr(threads, "THREADED_WORK", 1)
     monkeypatch.setattr(threads.torch, "get_num_threads", lambda: 2)
-
-
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)

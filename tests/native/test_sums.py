@@ -8,7 +8,7 @@ import torch
 
 from setfold.kernels.scores import FoldedScores
 from setfold.kernels.sums import plain_sums
-from setfold.native import dispatch
+from setfold.native import dispatch, library
 from tests.native.cases import (
     ATTENTIONS,
     MASKS,
@@ -158,6 +158,44 @@ def test_ragged_sums(shape, attention, order):
     for number in range(sets):
         alone = case._replace(elements=rows[index == number].unsqueeze(0))
         assert_close(found[number], sums_of(alone, attention)[0])
+
+
+@kernels
+@pytest.mark.parametrize("dim", [3, 16])
+@pytest.mark.parametrize("index", [[], [1], [3, 3, 1], [1, 3, 3], [4] * 600 + [0]])
+def test_ragged_sums_are_written_for_every_set(dim, index):
+    case = make_case((1, max(len(index), 1), dim, 5))
+    rows, numbers = case.elements[0], torch.tensor(index, dtype=torch.long)
+    out = torch.full((6, 5, dim + 1), torch.nan, dtype=torch.float64)
+    sums = library.choice.kernels.ragged_sums
+    data = (rows.data_ptr(), numbers.data_ptr(), len(index), dim, 6)
+    assert sums(*data, case.matrix.data_ptr(), 5, 0, out.data_ptr()) == 0
+    expected = dispatch.ragged_sums(rows[: len(index)], numbers, 6, case.matrix, "sigmoid")
+    assert torch.equal(out, expected)
+    empty = torch.bincount(numbers, minlength=6) == 0
+    assert not out[empty].any()
+    assert bool((out[~empty] != 0).any(2).all())
+
+
+@kernels
+@pytest.mark.parametrize("order", ["sorted", "shuffled"])
+def test_ragged_sums_are_written_to_memory_that_was_used_before(order):
+    """Also those of sets without rows, and of sets whose rows are in several blocks."""
+    case = make_case((1, 2000, 16, 16))
+    index = torch.arange(2000) // 900 * 2 + 1  # 1, 3 and 5 of 7
+    if order == "shuffled":
+        index = index[torch.randperm(2000, generator=torch.Generator().manual_seed(0))]
+    arguments = (case.elements[0], index, 7, case.matrix, "sigmoid")
+    first = dispatch.ragged_sums(*arguments)
+    expected, place = first.clone(), first.data_ptr()
+    first.fill_(torch.nan)
+    del first
+    again = dispatch.ragged_sums(*arguments)
+    assert again.data_ptr() == place
+    assert torch.equal(again, expected)
+    assert not again[::2].any()
+    kept = dispatch.ragged_sums(*arguments)
+    assert kept.data_ptr() != again.data_ptr(), "it is still used"
 
 
 @kernels

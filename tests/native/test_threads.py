@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import sys
-import time
 
 import pytest
 import torch
@@ -13,6 +11,7 @@ import setfold
 from setfold.native import dispatch, placed, threads
 from tests.native.cases import assert_close, make_case
 from tests.native.test_placed import make, near_of
+from tests.torchrun import finish, fork
 
 pytestmark = pytest.mark.usefixtures("isa")
 
@@ -98,22 +97,11 @@ def test_parts_that_still_run_keep_their_elements(monkeypatch):
 def test_a_forked_process_has_threads_of_its_own():
     case = make_case((1, 200, 3, 4))
     expected = dispatch.sums(*case, "sigmoid")
-    child = os.fork()
-    if child == 0:
-        same = torch.equal(dispatch.sums(*case, "sigmoid"), expected)
-        os._exit(0 if same else 1)
-    deadline = time.monotonic() + 60
-    status = 0
-    while time.monotonic() < deadline:
-        found, status = os.waitpid(child, os.WNOHANG)
-        if found:
-            break
-        time.sleep(0.01)
-    else:
-        os.kill(child, 9)
-        os.waitpid(child, 0)
-        pytest.fail("the child hangs")
-    assert os.waitstatus_to_exitcode(status) == 0
+
+    def check():
+        assert torch.equal(dispatch.sums(*case, "sigmoid"), expected)
+
+    assert finish([fork(check)]) == [0]
 
 
 def test_large_work_is_divided_and_small_work_is_not(monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -60,6 +61,15 @@ def make(hook, clone, out, **environ):
     return out / done.stdout.split()[-1], done.stdout + done.stderr
 
 
+@pytest.fixture
+def hasty(tmp_path):
+    """A compiler that does not optimize much: that takes long, and is not what is tested here."""
+    path = tmp_path / "hasty-cc"
+    path.write_text(f'#!/bin/sh\nexec {shlex.join(build.find_compiler())} "$@" -O1\n')
+    path.chmod(0o755)
+    return path
+
+
 def unpack(wheel, to):
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(to)
@@ -85,8 +95,10 @@ def import_from(folder, cwd):
 
 
 @compiles
-def test_with_a_compiler_the_wheel_has_the_library_and_the_tag_of_the_platform(clone, tmp_path):
-    wheel, said = make("build_wheel", clone, tmp_path / "dist")
+def test_with_a_compiler_the_wheel_has_the_library_and_the_tag_of_the_platform(
+    clone, tmp_path, hasty
+):
+    wheel, said = make("build_wheel", clone, tmp_path / "dist", CC=str(hasty))
     assert wheel.name.split("-", 2)[2].startswith("py3-none-")
     assert not wheel.name.endswith("-any.whl")
     assert "setfold: compiled kernels for" in said

@@ -56,6 +56,7 @@ class FrameTask(Task):
                 width=self.width,
                 partition={},
                 parser=self.parser,
+                room=self._room,
             )
             first += batch.num_rows
             yield self.step(Batch(0, first, rows), shard)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import socket
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import chdir, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ _tasks: dict[str, Task] = {}  # in a worker: its current task, by object id
 
 def steps(
     task: Task, shards: Sequence[Shard], first: int, done: int, *, address: str | None = None
-) -> Iterator[Step]:
+) -> Generator[Step, None, None]:
     """Yield the steps of all shards in order, starting at one of them.
 
     Args:
@@ -112,7 +112,7 @@ def _process_shard(
         try:
             if not file_of(shard.input.path).exists():
                 raise FileError(
-                    f"there is no file {shard.input.path} on {socket.gethostname()}. All machines "
+                    f"{shard.input.path} does not exist on {socket.gethostname()}. All machines "
                     "of a cluster must see the inputs under the same path; use a shared folder."
                 )
             for step in _load_task(shared[0]).steps(number, shard, done):

@@ -6,7 +6,7 @@ if it is lost, it can be computed again. Engines keep no state between steps.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -34,8 +34,8 @@ from setfold.files.tables.absorb import (
     reason_of,
 )
 from setfold.files.tables.table import StateTable, Table, element_dtypes
-from setfold.native.tables import Room
-from setfold.preprocessing.columns import Columns, columns_of
+from setfold.native.dispatch import Room
+from setfold.preprocessing.columns import Columns, columns_of, decoded
 
 
 class Stamp(NamedTuple):
@@ -107,6 +107,7 @@ class Task:
         width: The number of features of an element; None if it is not known.
         batch_rows: How many rows are processed at a time.
         skip: Whether to skip bad rows instead of raising an error.
+        threads: How many threads process batches.
     """
 
     encoder: StreamingSetEncoder
@@ -114,6 +115,7 @@ class Task:
     width: int | None
     batch_rows: int
     skip: bool
+    threads: int = 1
 
     # The end of an error message about a set: what to do besides scaling the features.
     leave_out: ClassVar[str] = ", or leave out such sets with --on-error skip --restart"
@@ -148,14 +150,20 @@ class Task:
         for batch in self.batches(number, shard, done):
             yield self.step(batch, shard)
 
-    def batches(self, number: int, shard: Shard, done: int = 0) -> Iterator[Batch]:
+    def batches(self, number: int, shard: Shard, done: int = 0) -> Generator[Batch, None, None]:
         """Read a shard, always from its start, because batch boundaries may depend on that."""
         if Stamp.of(shard.input.path) != shard.stamp:
             raise _changed_error(shard)
         position = 0
         try:
             for content in self._contents(shard):
+                start = position
                 position += len(content) if isinstance(content, StateTable) else content.read
+                if start < done < position:
+                    raise InputError(
+                        f"cannot resume: the interrupted run read {shard.input.path} in other "
+                        "batches. Start over with --restart."
+                    )
                 if position > done:
                     yield Batch(number, position, content)
         except FileError as error:
@@ -174,15 +182,18 @@ class Task:
         if shard.holds_states:
             yield from read_states(shard.input.path)
             return
-        for _, rows in self.read(shard):
+        for _, rows in self.read(shard, grouped=True):
             yield rows
 
-    def read(self, shard: Shard, more: Sequence[str] = ()) -> Iterator[tuple[pa.RecordBatch, Rows]]:
+    def read(
+        self, shard: Shard, more: Sequence[str] = (), grouped: bool = False
+    ) -> Iterator[tuple[pa.RecordBatch, Rows]]:
         """Yield the rows of a shard, as they are stored and as elements.
 
         Args:
             shard: A shard of rows.
             more: Columns that the batches have in addition to those that the elements need.
+            grouped: Whether elements of a set may follow one another.
         """
         path, partition, _ = shard.input
         first, (dtype, _) = shard.start, self.dtypes
@@ -205,6 +216,7 @@ class Task:
                     partition=partition,
                     parser=self.parser,
                     room=self._room,
+                    grouped=grouped,
                 )
                 reasons = reader.take_reasons()
                 bad = (BadRow(row, reasons.get(row, reason)) for row, reason in rows.bad)
@@ -240,7 +252,8 @@ class Task:
             if wrong and not self.skip:
                 raise self.bad_row_error(min(skipped, key=_row_number)) from error
             good = ~np.isin(rows.numbers, list(wrong))
-            elements, sets = elements[good], sets.filter(pa.array(good))
+            # A dictionary would keep the names of sets of which no element is left.
+            elements, sets = elements[good], decoded(sets).filter(pa.array(good))
             tables = self._absorb_or_mark(rows, sets, elements, path)
         skipped.sort(key=_row_number)
         return Step(batch.shard, batch.rows, empty + tables, len(elements), tuple(skipped))
@@ -287,7 +300,7 @@ class Task:
             table = absorb_or_mark(self.encoder, sets, self.to_tensor(elements))
             marks = find_marks(table)
             if not self.skip and marks.any():
-                first, last = rows.numbers[[0, -1]]
+                first, last = rows.numbers.min(), rows.numbers.max()
                 name = self.columns.show_id(table.sets.filter(pa.array(marks))[0])
                 raise NonFiniteError(
                     f"{path}, rows {first} to {last}: the elements of the set {name} are too large "
@@ -297,7 +310,7 @@ class Task:
         except Exception as error:
             if not blames_elements(error):
                 raise
-            first, last = rows.numbers[[0, -1]]
+            first, last = rows.numbers.min(), rows.numbers.max()
             raise InputError(
                 f"{path}, rows {first} to {last}: {reason_of(error)}, but not for any of these "
                 "rows alone. A model must treat each row on its own."

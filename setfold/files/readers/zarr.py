@@ -155,7 +155,7 @@ def _store(path: Path, other_fill: bool = False) -> Any:
     storage = import_optional("zarr.storage", "zarr")
     root = os.path.realpath(path)
 
-    class Store(storage.WrapperStore):  # type: ignore[name-defined]
+    class Store(storage.WrapperStore):  # type: ignore[name-defined]  # imported at run time
         async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Any:
             path = os.path.realpath(os.path.join(root, key))
             if not path.startswith(root + os.sep):

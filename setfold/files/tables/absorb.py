@@ -88,8 +88,9 @@ def find_unusable(encoder: StreamingSetEncoder, elements: Tensor) -> dict[int, s
         elements: on the encoder's device.
 
     >>> import setfold
-    >>> encoder = setfold.DeepSets(torch.nn.Linear(1, 4), dim_features=4)
-    >>> _ = torch.nn.init.constant_(encoder.features.weight, 2.0)
+    >>> layers = torch.nn.Sequential(torch.nn.Linear(1, 4), torch.nn.ReLU())
+    >>> encoder = setfold.DeepSets(layers, dim_features=4)
+    >>> _ = torch.nn.init.constant_(layers[0].weight, 2.0)
     >>> find_unusable(encoder, torch.tensor([[1.0], [3e38], [torch.nan]]))
     {1: 'its numbers are too large for the model', 2: 'its numbers are too large for the model'}
     """

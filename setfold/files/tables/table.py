@@ -14,6 +14,8 @@ An engine that runs the first step on many machines (Ray, Spark, Dask, a loop) n
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +25,9 @@ import torch
 from safetensors.torch import load as tensors_from
 from safetensors.torch import save as bytes_of
 from torch import Tensor
+from torch.utils.dlpack import from_dlpack
 
+from setfold.core.begin import recognize
 from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.state import SetState
 from setfold.core.state_files import check_counts, fields_from
@@ -54,6 +58,7 @@ from setfold.files.tables.sparse import (
 )
 from setfold.files.tables.stage import Stage
 from setfold.files.tables.stream import reading
+from setfold.native.dispatch import Room
 from setfold.native.tables import encode_ids
 from setfold.preprocessing.targets import Classes, Prediction, Target
 
@@ -370,6 +375,8 @@ def names_and_index(sets: pa.Array) -> tuple[pa.Array, Tensor]:
         if found is not None:
             return pa.array(found[0]), torch.from_numpy(found[1])
     codes = sets.dictionary_encode()
+    if codes.indices.type == pa.int64():
+        return codes.dictionary, from_dlpack(codes.indices)
     return codes.dictionary, torch.from_numpy(codes.indices.to_numpy().astype(np.int64))
 
 
@@ -385,32 +392,47 @@ def check_mergeable(first: SetState, other: SetState) -> None:
 
 
 @torch.no_grad()
-def read_out(encoder: StreamingSetEncoder, table: StateTable) -> Iterator[pa.Table]:
+def read_out(
+    encoder: StreamingSetEncoder, table: StateTable, threads: int = 1
+) -> Iterator[pa.Table]:
     """(set, count, encoding) of all sets, some at a time; the shape of an encoding is metadata.
 
     If the encoder predicts a target, the column `prediction` is before the encoding.
+
+    Args:
+        encoder: in evaluation mode.
+        table: the states.
+        threads: how many threads compute encodings.
     """
-    target = predicted_target(encoder)
-    one = encoder.readout(encoder.initial_state(1)).nbytes
+    target, room = predicted_target(encoder), Room()
+    one = encoder.readout(encoder.initial_state(1))
     # The output of a layer in the head is as wide as its weights.
     widest = max((max(part.shape) for part in encoder.parameters() if part.dim()), default=1)
-    size = _sets_at_once(max(one, encoder.state_nbytes, 8 * widest))
+    size = _sets_at_once(max(one.nbytes, encoder.state_nbytes, 8 * widest))
     few = max(1, size // PIECES)
-    for start in range(0, max(len(table), 1), size):
-        stop = max(start + 1, min(start + size, len(table)))
-        pieces = [_read_few(encoder, table, at, few) for at in range(start, stop, few)]
-        encoding = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-        columns = {
-            "set": table.sets.slice(start, size),
-            "count": table.count[start : start + size].numpy(),
-        }
-        header: dict[str, Any] = {"shape": list(encoding.shape[1:])}
-        if target is not None:
-            columns["prediction"] = predict_labels(target, encoding)
-            header["target"] = target.name
-            header["classes"] = target.labels if isinstance(target, Classes) else None
-        columns["encoding"] = as_lists(encoding)
-        yield pa.table(columns, metadata={HEADER: make_header("encodings", **header)})
+    shared = recognize(encoder, table.shared.to(encoder.device))
+    encoder.prepared_for(shared)  # once for all sets
+    with ThreadPoolExecutor(threads, initializer=partial(torch.set_num_threads, 1)) as pool:
+        for start in range(0, max(len(table), 1), size):
+            stop = max(start + 1, min(start + size, len(table)))
+            read = partial(_read_few, encoder, shared, table, few)
+            starts = range(start, stop, few)
+            pieces = (map if threads == 1 else pool.map)(read, starts)
+            shape = (min(stop, len(table)) - start, *one.shape[1:])
+            encoding = torch.from_numpy(room.empty(shape, one[:0].cpu().numpy().dtype))
+            for at, piece in zip(starts, pieces, strict=True):
+                encoding[at - start : at - start + few] = piece
+            columns = {
+                "set": table.sets.slice(start, size),
+                "count": table.count[start : start + size].numpy(),
+            }
+            header: dict[str, Any] = {"shape": list(encoding.shape[1:])}
+            if target is not None:
+                columns["prediction"] = predict_labels(target, encoding)
+                header["target"] = target.name
+                header["classes"] = target.labels if isinstance(target, Classes) else None
+            columns["encoding"] = as_lists(encoding)
+            yield pa.table(columns, metadata={HEADER: make_header("encodings", **header)})
 
 
 def predict_labels(target: Target, encoding: Tensor) -> pa.Array:
@@ -432,9 +454,13 @@ def predicted_target(encoder: StreamingSetEncoder) -> Target | None:
     return head.target if isinstance(head, Prediction) else None
 
 
-def _read_few(encoder: StreamingSetEncoder, table: StateTable, start: int, size: int) -> Tensor:
+@torch.no_grad()
+def _read_few(
+    encoder: StreamingSetEncoder, shared: SetState, table: StateTable, size: int, start: int
+) -> Tensor:
     """The encodings of a few sets, so that what is computed on the way stays in the cache."""
-    state = table.state_of(start, start + size).to(encoder.device)
+    found = table.state_of(start, start + size).to(encoder.device)
+    state = shared.with_statistics(found.statistics, found.count)
     if isinstance(encoder, Stage):
         return encoder.read_sets(table.sets.slice(start, size), state).cpu()
     return encoder.readout(state).cpu()
@@ -448,4 +474,4 @@ def _sets_at_once(each: int) -> int:
 def all_sets(tables: Iterable[Table]) -> int:
     """The number of distinct sets in some tables."""
     chunks = [table.sets for table in tables]
-    return len(pa.concat_arrays(chunks).unique()) if chunks else 0
+    return len(names_and_index(pa.concat_arrays(chunks))[0]) if chunks else 0

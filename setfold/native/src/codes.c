@@ -62,3 +62,17 @@ KERNEL(setfold_encode_ids)(const int64_t *ids, int64_t rows, int64_t *distinct, 
     *known = found;
     return DONE;
 }
+
+/* The order in which the rows of each set follow one another: codes (rows), from 0 to sets - 1, are
+ * sorted; places (rows) receives where each row is then. */
+KERNEL(setfold_group)(int64_t *codes, int64_t rows, int64_t sets, int64_t *places) {
+    int64_t *ends = calloc(sets + 1, sizeof(int64_t));
+    if (!ends) return NO_MEMORY;
+    for (int64_t i = 0; i < rows; i++) ends[codes[i] + 1]++;
+    for (int64_t set = 0; set < sets; set++) ends[set + 1] += ends[set]; /* where each begins */
+    for (int64_t i = 0; i < rows; i++) places[i] = ends[codes[i]]++;
+    for (int64_t set = 0, i = 0; set < sets; set++)
+        while (i < ends[set]) codes[i++] = set;
+    free(ends);
+    return DONE;
+}

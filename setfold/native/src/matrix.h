@@ -165,11 +165,15 @@ HELPER void pad(const float *from, int64_t rows, int64_t width, float *to, float
 
 INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* 0 if all numbers are finite, else NaN; the count is a multiple of LANES. */
+/* 0 if all numbers are finite, else NaN; the count is a multiple of LANES. Four sums, because one
+ * would wait for each addition. */
 HELPER vec defect(const float *numbers, int64_t count) {
-    vec found = spread(0);
-    for (int64_t v = 0; v < count; v += LANES) found += load(numbers + v) * 0.0f;
-    return found;
+    vec found[4] = {0};
+    int64_t v = 0;
+    for (; v + 4 * LANES <= count; v += 4 * LANES)
+        UNROLL for (int j = 0; j < 4; j++) found[j] += load(numbers + v + j * LANES) * 0.0f;
+    for (; v < count; v += LANES) found[0] += load(numbers + v) * 0.0f;
+    return (found[0] + found[1]) + (found[2] + found[3]);
 }
 
 /* Scratch memory of one call, aligned to vectors. Each part is taken from the rest. */

@@ -55,48 +55,59 @@ static const float *as_floats(const void *from, int8_t kind, int64_t rows, float
     return to;
 }
 
+/* Where the row with a number is written: places may be NULL. */
+INLINE float *row_of(float *out, const int64_t *places, int64_t number, int64_t step) {
+    return out + (places ? places[number] : number) * step;
+}
+
 /* Write four columns of some rows, which are `step` numbers apart. */
-INLINE void turn_four(const float *const *columns, int64_t rows, int64_t step, float *out) {
+INLINE void turn_four(const float *const *columns, const int64_t *places, int64_t rows,
+                      int64_t step, float *out) {
     int64_t i = 0;
     for (; i + 4 <= rows; i += 4) {
+        if (i % 16 == 0) /* a cache line of the next block */
+            UNROLL for (int l = 0; l < 4; l++) __builtin_prefetch(columns[l] + i + BLOCK);
         quad a = *(const unaligned_quad *)(columns[0] + i);
         quad b = *(const unaligned_quad *)(columns[1] + i);
         quad c = *(const unaligned_quad *)(columns[2] + i);
         quad d = *(const unaligned_quad *)(columns[3] + i);
         quad ab_low = SHUFFLE(a, b, 0, 4, 1, 5), ab_high = SHUFFLE(a, b, 2, 6, 3, 7);
         quad cd_low = SHUFFLE(c, d, 0, 4, 1, 5), cd_high = SHUFFLE(c, d, 2, 6, 3, 7);
-        float *to = out + i * step;
-        *(unaligned_quad *)to = SHUFFLE(ab_low, cd_low, 0, 1, 4, 5);
-        *(unaligned_quad *)(to + step) = SHUFFLE(ab_low, cd_low, 2, 3, 6, 7);
-        *(unaligned_quad *)(to + 2 * step) = SHUFFLE(ab_high, cd_high, 0, 1, 4, 5);
-        *(unaligned_quad *)(to + 3 * step) = SHUFFLE(ab_high, cd_high, 2, 3, 6, 7);
+        quad turned[4] = {SHUFFLE(ab_low, cd_low, 0, 1, 4, 5), SHUFFLE(ab_low, cd_low, 2, 3, 6, 7),
+                          SHUFFLE(ab_high, cd_high, 0, 1, 4, 5),
+                          SHUFFLE(ab_high, cd_high, 2, 3, 6, 7)};
+        UNROLL for (int k = 0; k < 4; k++)
+            *(unaligned_quad *)row_of(out, places, i + k, step) = turned[k];
     }
     for (; i < rows; i++)
-        for (int l = 0; l < 4; l++) out[i * step + l] = columns[l][i];
+        for (int l = 0; l < 4; l++) row_of(out, places, i, step)[l] = columns[l][i];
 }
 
-/* columns (dim) are pointers to `rows` numbers each, of the given kinds; out (rows, dim) is
- * written. */
-KERNEL(setfold_stack_columns)(const void *const *columns, const int8_t *kinds, int64_t rows,
-                              int64_t dim, float *out) {
+/* columns (dim) are pointers to `rows` numbers each, of the given kinds; places (rows) are all
+ * numbers from 0 to rows - 1, or NULL if they are in order; row i of the columns is written to row
+ * places[i] of out (rows, dim). */
+KERNEL(setfold_stack_columns)(const void *const *columns, const int8_t *kinds,
+                              const int64_t *places, int64_t rows, int64_t dim, float *out) {
     float room[4][BLOCK];
     const float *some[4];
     for (int64_t start = 0; start < rows; start += BLOCK) {
         int64_t count = rows - start < BLOCK ? rows - start : BLOCK;
+        const int64_t *at = places ? places + start : NULL;
         for (int64_t first = 0; first < dim; first += 4) {
             int four = dim - first >= 4, last = four ? 4 : (int)(dim - first);
-            float *to = out + start * dim + first;
+            float *to = out + (places ? 0 : start * dim) + first;
             for (int l = 0; l < last; l++) {
                 int8_t kind = kinds[first + l];
                 const void *from = part_of(columns[first + l], kind, start);
                 some[l] = as_floats(from, kind, count, room[l]);
             }
-            if (four) {
-                turn_four(some, count, dim, to);
-                continue;
-            }
-            for (int64_t i = 0; i < count; i++)
-                for (int l = 0; l < last; l++) to[i * dim + l] = some[l][i];
+            if (four && at)
+                turn_four(some, at, count, dim, to);
+            else if (four)
+                turn_four(some, NULL, count, dim, to);
+            else
+                for (int64_t i = 0; i < count; i++)
+                    for (int l = 0; l < last; l++) row_of(to, at, i, dim)[l] = some[l][i];
         }
     }
     return 0;

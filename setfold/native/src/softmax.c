@@ -2,10 +2,29 @@
 
 #include "accumulate.h"
 
+/* Multiply the sums of LANES slots, from `first` on, by exp(before - after), in double. */
+static void rescale(Sums *sums, int64_t first, const float *before, const float *after) {
+    float factors[LANES];
+    double precise[LANES];
+    for (int lane = 0; lane < LANES; lane++) {
+        int same = before[lane] == after[lane]; /* both may be -inf */
+        precise[lane] = same ? 1 : exp((double)before[lane] - after[lane]);
+        factors[lane] = (float)precise[lane];
+    }
+    vec factor = load(factors);
+    dvec scale = *(unaligned_dvec *)precise;
+    for (int64_t l = 0; l <= sums->dim; l++) {
+        float *recent = sums->recent + l * sums->width + first;
+        unaligned_dvec *total = (unaligned_dvec *)(sums->total + l * sums->width + first);
+        store(recent, load(recent) * factor);
+        *total = *total * scale;
+    }
+}
+
 /* Raise the peaks to the largest logits of a block, and rescale the sums to them. */
 static void raise_peaks(Scores *scores, Sums *sums, const float *logits, int64_t rows,
                         const uint8_t *shown) {
-    int64_t width = scores->width, numbers = sums->dim + 1;
+    int64_t width = scores->width;
     for (int64_t v = 0; v < width; v += LANES) {
         float before[LANES], after[LANES];
         vec highest = load(scores->peaks + v);
@@ -14,14 +33,7 @@ static void raise_peaks(Scores *scores, Sums *sums, const float *logits, int64_t
             if (!shown || shown[i]) highest = larger(load(logits + i * width + v), highest);
         store(after, highest);
         store(scores->peaks + v, highest);
-        for (int lane = 0; lane < LANES; lane++) {
-            if (!(after[lane] > before[lane])) continue;
-            double scale = exp((double)before[lane] - after[lane]);
-            for (int64_t l = 0; l < numbers; l++) {
-                sums->recent[l * width + v + lane] *= (float)scale;
-                sums->total[l * width + v + lane] *= scale;
-            }
-        }
+        if (memcmp(before, after, sizeof before)) rescale(sums, v, before, after);
     }
 }
 

@@ -76,6 +76,7 @@ KERNEL(setfold_encode)
     }
     for (int64_t j = 0; j < slots; j++)
         for (int64_t c = 0; c < out; c++) encoding[j * out + c] = found[j * wide + c] / divisor;
+    bad += defect(found, slots * wide);
     free(scratch.block);
     return sum_of(bad) == 0 ? DONE : NOT_FINITE;
 }

@@ -38,6 +38,18 @@ INLINE vec load(const float *from) { return *(const unaligned_vec *)from; }
 INLINE void store(float *to, vec value) { *(unaligned_vec *)to = value; }
 INLINE vec spread(float value) { return (vec){0} + value; }
 
+/* The first `count` numbers, at most LANES, and zeros; nothing beyond them is read. */
+INLINE vec load_some(const float *from, int64_t count) {
+    if (count >= LANES) return load(from);
+#if LANES == 16
+    return (vec)_mm512_maskz_loadu_ps((__mmask16)((1u << count) - 1), from);
+#else
+    float parts[LANES] = {0};
+    for (int64_t l = 0; l < count; l++) parts[l] = from[l];
+    return load(parts);
+#endif
+}
+
 /* The number of floats that a row of `width` numbers takes when it is padded to whole vectors. */
 INLINE int64_t padded(int64_t width) { return (width + LANES - 1) / LANES * LANES; }
 

@@ -25,6 +25,8 @@ from setfold.files.tables.table import RowTable, StateTable
 
 ray = pytest.importorskip("ray")
 
+pytestmark = pytest.mark.long  # all share one cluster
+
 FILES, ROWS, BATCH = 4, 1500, 500  # three steps for each file
 HANG = 3600  # seconds; ends a test that hangs, however busy the machine is
 
@@ -174,7 +176,7 @@ def test_bad_rows_are_skipped_on_request(folder):
 def test_a_file_that_a_worker_does_not_see_is_named(folder):
     task, shards = work_on(folder)
     (folder / "2.parquet").unlink()
-    with pytest.raises(setfold.FileError, match=r"2\.parquet on .* same path"):
+    with pytest.raises(setfold.FileError, match=r"2\.parquet does not exist on .* same path"):
         list(engine.steps(task, shards, 2, 0))
 
 

@@ -77,10 +77,10 @@ def test_inputs_are_recognized_when_they_are_repeated(nano: Path) -> None:
 def test_names(nano: Path) -> None:
     found = find_inputs([f"{nano}:Events", f"{nano}:Events", f"{nano}:Runs"])
     assert [each.path.name for each in found] == ["nano.root:Events", "nano.root:Runs"]
-    with pytest.raises(setfold.InputError, match=r"there is no file or folder .*absent\.root\."):
+    with pytest.raises(setfold.InputError, match=r"absent\.root does not exist\."):
         find_inputs([f"{nano.parent}/absent.root:Events"])
     np.save(nano.with_name("a.npy"), np.zeros(3))
-    with pytest.raises(setfold.InputError, match="there is no file or folder"):
+    with pytest.raises(setfold.InputError, match="does not exist"):
         find_inputs([f"{nano.parent}/a.npy:Events"])
     literal = nano.with_name("b.root:x.npy")
     np.save(literal, np.zeros(3))
