@@ -4,31 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from experiments.recipe import Metrics
 from experiments.tasks import sets
-from experiments.tasks.classification import Batch, Classifier, PointClouds
+from experiments.tasks.classification import Batch, Classifier, PointClouds, tested_accuracy
 
 
 @dataclass(frozen=True)
 class GrowingClouds(PointClouds):
     """ModelNet40 classification in the coordinates of the data, which are in the unit ball.
 
-    Nothing is computed from the points that were drawn, so a cloud can grow without limit.
+    Unless clouds are standardised, nothing is computed from the points that were drawn, so a cloud
+    can grow without limit.
 
     Args:
         fewest: fewest points of a training step; None for always `points`. The number is the same
             for all clouds of a step, and its logarithm is uniform.
         most: most points of a training step; None for always `points`.
         smoothing: label smoothing of the loss.
+        standardise: whether clouds are standardised by the points that were drawn; None for no.
     """
 
     fewest: int | None = None
     most: int | None = None
     smoothing: float = 0.1
+    standardise: bool | None = None
 
     def batch(self, items: Tensor) -> Batch:
         if self.fewest is None or self.most is None:
@@ -37,7 +41,7 @@ class GrowingClouds(PointClouds):
         return replace(self, points=points, fewest=None, most=None).batch(items)
 
     def framed(self, points: Tensor, first: int) -> Tensor:
-        return points
+        return super().framed(points, first) if self.standardise else points
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         return cross_entropy(model(batch.points), batch.labels, label_smoothing=self.smoothing)
@@ -58,3 +62,9 @@ def grown_accuracy(model: Classifier, task: GrowingClouds, points: Sequence[int]
         points=points[-1],
     )
     return {"points": [float(number) for number in points], "accuracy": found}
+
+
+def tested_accuracies(model: Classifier, task: GrowingClouds, points: Sequence[int]) -> Metrics:
+    """Measure accuracy on the test split with several numbers of points, each encoded anew."""
+    found = [tested_accuracy(model, task, number)["accuracy"] for number in points]
+    return {"points": [float(number) for number in points], "accuracy": cast("list[float]", found)}

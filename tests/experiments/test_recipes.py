@@ -35,8 +35,9 @@ def brief(monkeypatch):
     monkeypatch.setattr(centroids, "TSNE", partial(centroids.TSNE, max_iter=250))
 
 
-def test_there_is_one_for_each_table_and_figure():
-    assert [recipe.number for recipe in RECIPES.values()] == list(range(1, 25))
+def test_recipes_are_numbered_without_gaps():
+    numbers = [recipe.number for recipe in RECIPES.values()]
+    assert numbers == list(range(1, len(RECIPES) + 1))
 
 
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=list(RECIPES))
@@ -78,12 +79,20 @@ def test_runs_differ_and_seeds_reach_the_trainings(recipe, size):
 
 
 # What these methods keep of a set differs by design, so the models have equally many parameters.
-EQUAL_PARAMETERS = ("places-clouds", "places-faces", "places-digits", "places-large-faces")
+EQUAL_PARAMETERS = (
+    "places-clouds",
+    "places-faces",
+    "places-digits",
+    "places-large-faces",
+    "modelnet-long",
+)
+SMALLER = {"modelnet-long": ["Deep Sets, max"]}  # as in the recipe that it extends
 
 
 @pytest.mark.parametrize("name", EQUAL_PARAMETERS)
 def test_methods_have_about_as_many_parameters(name):
-    tasks = [one.training.task for one in RECIPES[name].runs(Size.SMALL, 0)]
+    several = RECIPES[name].runs(Size.SMALL, 0)
+    tasks = [one.training.task for one in several if one.method not in SMALLER.get(name, ())]
     models = [replace(task, made_up=True).build() for task in tasks]
     counts = [sum(p.numel() for p in model.parameters()) for model in models]
     assert max(counts) < 1.4 * min(counts)
