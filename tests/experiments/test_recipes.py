@@ -85,6 +85,7 @@ EQUAL_PARAMETERS = (
     "places-digits",
     "places-large-faces",
     "modelnet-long",
+    "one-pass",
 )
 SMALLER = {"modelnet-long": ["Deep Sets, max"]}  # as in the recipe that it extends
 

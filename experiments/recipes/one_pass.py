@@ -1,0 +1,88 @@
+"""Look for a better encoder that folds in one pass, at equal parameters.
+
+    python -m experiments run one-pass --size small     # about 100 minutes on one core
+
+Not in the paper.
+Measured: not yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from experiments import report
+from experiments.combined import Beside, EveryLayer, Sharp
+from experiments.pools import DeepSets, Slots, WideKeys
+from experiments.recipe import Recipe, Run, Size
+from experiments.recipes import modelnet_long
+from experiments.recipes.common import curve_section, ends, measured, with_methods
+from experiments.recipes.settings import CLOUD_METHODS
+from experiments.records import Record
+from experiments.report import Section
+from experiments.tasks.growing_clouds import tested_accuracies
+
+EPOCHS = {Size.SMOKE: 1, Size.SMALL: 15, Size.PAPER: 200}
+POINTS = modelnet_long.POINTS
+_MAXIMA = Slots(16, 64, "max", slots="learned", attention="softmax", similarity="cosine", width=64)
+_MEANS = replace(_MAXIMA, num_slots=8, aggregate=("weighted_mean", "mass"), width=33)
+# 317,000 to 368,000 parameters at 40 classes.
+CLOUDS: dict[str, dict[str, Any]] = {
+    "Deep Sets, max": modelnet_long.METHODS["Deep Sets, max, matched"],
+    "Deep Sets": {**modelnet_long.METHODS["Deep Sets, max, matched"], "pool": DeepSets("mean")},
+    "Mean and max": {"pool": DeepSets(("max", "mean")), "dim": 436},
+    "Maxima of every layer": {"pool": EveryLayer(), "dim": 320},
+    "SSE, slots apart": {"pool": _MAXIMA, "dim": 208},
+    "SSE, sharp": {
+        "pool": Sharp(**{**vars(_MAXIMA)}),
+        "dim": 208,
+    },
+    "SSE, many slots": {
+        "pool": WideKeys(**{**vars(_MAXIMA), "num_slots": 64, "width": 16}),
+        "dim": 208,
+    },
+    "Max, weighted means, mass": {"pool": Beside(("max",), _MEANS), "dim": 332},
+    "Mean, max, slots": {
+        "pool": Beside(("mean", "max"), replace(_MAXIMA, num_slots=8, width=32)),
+        "dim": 272,
+    },
+    "SSE → Set Transformer": {**CLOUD_METHODS["SSE → Set Transformer"], "dim": 224},
+    "Places": modelnet_long.METHODS["Places"],
+}
+
+
+def runs(size: Size, seed: int) -> list[Run]:
+    """Train each method and test it with each number of points."""
+    base = replace(modelnet_long.training_of(size, seed), epochs=EPOCHS[size], validations=3)
+    return [
+        measured(method, training, tested_accuracies, {"task": "point clouds"}, points=POINTS[size])
+        for method, training in with_methods(base, CLOUDS).items()
+    ]
+
+
+def section(records: Sequence[Record]) -> Section:
+    """Plot accuracy against the number of points."""
+    values = report.traces(records, "accuracy", "points")
+    return curve_section(values, "points", "accuracy", best=max, digits=4, log=True)
+
+
+def headline(records: Sequence[Record]) -> str:
+    """Rank the methods with the fewest and with the most points."""
+    return ends(report.traces(records, "accuracy", "points"), " points", best=max, digits=4)
+
+
+RECIPE = Recipe(
+    number=26,
+    name="one-pass",
+    title="In search of a better encoder in one pass",
+    claim="""This experiment is not in the paper. Which encoders that fold in one pass beat Deep
+    Sets with as many parameters?""",
+    runs=runs,
+    section=section,
+    headline=headline,
+    verdict="",
+    cut="",
+    minutes=100,
+    seeds={Size.SMOKE: 1, Size.SMALL: 5, Size.PAPER: 3},
+)
