@@ -37,32 +37,33 @@ Numbers:
 - **±** is half the width of the 95% confidence interval of a mean over seeds (Student's t); a
   number without it has one seed. In figures, bands and whiskers show the range from the lowest to
   the highest seed.
-- **Paired differences** compare two methods that were trained with the same seeds. A row is *better*
-  or *worse* if the 95% interval of the mean difference excludes zero; with up to four seeds this
-  implies that all seeds agree. Otherwise there is *no difference shown*, which does not mean that
-  the methods are equal: with three seeds, an interval is 2.5 standard deviations wide to each side.
-  A row of one seed says *one seed*.
+- **Paired differences** compare two methods that were trained with the same seeds. A row is
+  *better* or *worse* if the 95% interval of the mean difference excludes zero; with up to four
+  seeds this implies that all seeds agree. Otherwise there is *no difference shown*, which does not
+  mean that the methods are equal: with three seeds, an interval is 2.5 standard deviations wide to
+  each side. A row of one seed says *one seed*.
 - **Several comparisons** in one section raise the chance that one of them is wrong. Verdicts in
   bold remain after Holm's correction for all rows of the section.
-- **Verdict.** A claim *holds* if every row that counts for it is better. This needs no correction,
-  because all rows must agree. It *holds only with slots apart* if that is true of the rows for slots
-  apart, but not of those for the encoder as printed. It *holds in part* if at least one row is
-  better after the correction. It *does not hold* if none is, and at least one is worse after the
+- **Verdict.** A claim *holds* if all rows that count for it are better. This needs no correction,
+  because all must agree. It *holds only with slots apart* if that is true of the rows for
+  slots apart, but not of those for the encoder as printed. It *holds in part* if at least one row
+  is better after the correction. It *does not hold* if none is, and at least one is worse after the
   correction; otherwise it is *not shown*. The program computes this from the rows. It says nothing
   about longer training: each section lists the differences from the paper's setup.
 - **Bold numbers** are the best mean of a column and all that are not shown to be worse by their
   paired differences. So a bold number may be far from the best if its seeds differ much.
 - **Test sets.** Intervals are over seeds, with one training set and one test set. Sections with
-  accuracies state the standard error of a test set: 0.75 percentage points for an accuracy of 0.84
-  on 2,446 shapes. It is smaller for a difference of two methods on the same shapes, but the records
-  do not have the predictions that would tell how much. So a *better* of less than a point says that
-  it is better on these shapes, with other seeds.
+  accuracies state the standard error of a test set, which intervals do not contain: 0.74 percentage
+  points for an accuracy of 0.84 on 2,446 shapes. For a difference of two methods it is up to 1.4
+  times as large, and smaller the more their mistakes coincide; the records do not have the
+  predictions that would tell. So *better* by less than about a point says that it is better on
+  these shapes with other seeds, not that it is better on other shapes.
 - **What was chosen how.** Weights, learning rates and all other choices were made on validation
-  splits. A recorded run reads the test split once, after its training; `finished` in the record says
-  when. Two things weaken this. The starting point of the tuning came from earlier short runs that
-  had used the test split. And the sections on the number of slots, hierarchies, slots with places
-  and own data were extended or repeated with changed methods after first test results were known;
-  the history of [results/records](results/records) has the earlier records.
+  splits. A recorded run reads the test split once, after its training; `finished` in the record
+  says when. Two things weaken this. The starting point of the tuning came from earlier short runs
+  that had used the test split. And the sections on the number of slots, hierarchies, slots with
+  places and own data were extended or repeated, in part with changed methods, after first test
+  results were known; the history of [results/records](results/records) has the earlier records.
 
 Methods:
 

@@ -76,8 +76,9 @@ def interval(values: Collection[float], overlap: float = 0.0) -> tuple[float, fl
             cross-validations. Their training sets overlap, so the values are not independent
             (Nadeau and Bengio, 2003).
 
-    >>> interval([1.0, 2.0, 3.0]), interval([1.0])
-    ((2.0, 2.4841377118...), (1.0, None))
+    >>> middle, half = interval([1.0, 2.0, 3.0])
+    >>> middle, round(half, 4), interval([1.0])
+    (2.0, 2.4841, (1.0, None))
     """
     if len(values) < 2:
         return fmean(values), None

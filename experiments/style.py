@@ -87,7 +87,7 @@ METHODS: dict[str, Look] = {
     "Published": Look(GREY, "_", DOTTED),
     "Deep Sets": Look(BLUE, "o"),
     "Deep Sets, max": Look(SKY, "^", LONG, hatch="||"),
-    "Deep Sets, max, matched": Look(SKY, "v", SHORT, hatch="//", hollow=True),
+    "Deep Sets, max, matched": Look(SKY, "<", SHORT, hatch="//", hollow=True),
     "Deep Sets, sum": Look(BLUE, "v", DOTTED, hatch="||", hollow=True),
     "PMA": Look(GREEN, "D", MIXED, hatch="\\\\"),
     "Set Transformer": Look(PURPLE, "s", hatch="xx"),

@@ -48,7 +48,7 @@ METHODS: dict[str, dict[str, Any]] = {
 
 def training_of(size: Size, seed: int) -> Training[GrowingClouds]:
     """Return the training of Deep Sets; the methods differ in their tasks only."""
-    base = CLOUDS[Size.SMALL if size is Size.PAPER else size]
+    base: Training[Any] = CLOUDS[Size.SMALL if size is Size.PAPER else size]
     plain = base.task
     task = GrowingClouds(
         plain.pool,
