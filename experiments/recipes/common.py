@@ -96,7 +96,7 @@ def against(
     part: Part = Part.CLAIM,
     at: Sequence[float] | None = None,
 ) -> list[Comparison]:
-    """Compare a method with others, seed by seed, at each x of their lines.
+    """Compare a method with others, seed by seed, at each x that was measured for both.
 
     Args:
         values: {method: {x: {seed: value}}}.
@@ -105,8 +105,7 @@ def against(
         measure: what the values are.
         unit: what x is, such as " points".
         part: what the comparisons count for.
-        at: only at these x, in this order; those that were not measured are left out (smoke runs
-            have fewer).
+        at: only at these x, in this order; None for all.
 
     >>> from experiments.statistics import ACCURACY
     >>> values = {"PMA": {100: {0: 0.5, 1: 0.6}}, "SSE": {100: {0: 0.7, 1: 0.9}}}
@@ -117,7 +116,7 @@ def against(
         Comparison(ours, other, _told(x, unit), values[ours][x], values[other][x], measure, part)
         for other in baselines
         for x in (sorted(values[ours]) if at is None else at)
-        if x in values[ours]
+        if x in values[ours] and x in values[other]
     ]
 
 
