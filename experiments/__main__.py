@@ -168,8 +168,8 @@ def report(
     size: Annotated[Size, typer.Option(help="Size of the records to report.")] = Size.SMALL,
 ) -> None:
     """Write RESULTS.md and its figures from the records, without running anything."""
+    from experiments.page import write
     from experiments.recipes import all_recipes
-    from experiments.report import write
 
     for path in write(list(all_recipes().values()), records, out, size):
         typer.echo(path)

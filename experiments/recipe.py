@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # importing torch takes seconds, and --help should be fast
 
     from experiments.records import Record
     from experiments.report import Section
+    from experiments.statistics import Comparison
 
 Metrics = dict[str, float | list[float] | str]
 
@@ -40,15 +41,14 @@ class Size(StrEnum):
 
 
 class Outcome(StrEnum):
-    """Whether the paper's claim holds; the value is a heading in RESULTS.md."""
+    """Whether a claim holds; statistics.judge has the rule."""
 
-    HOLDS = "Holds"
-    WITH_SLOTS_APART = "Holds only with slots apart"
-    PARTLY = "Holds in part"
-    FAILS = "Does not hold"
-    BEYOND = "Baselines from another paper"
-    PLACES = "Slots with places, which the paper does not have"
-    OWN_DATA = "`setfold train`, which the paper does not have"
+    HOLDS = "holds"
+    WITH_SLOTS_APART = "holds only with slots apart"
+    PARTLY = "holds in part"
+    FAILS = "does not hold"
+    NOT_SHOWN = "not shown"
+    ONE_SEED = "one seed"
 
 
 @dataclass(frozen=True)
@@ -180,13 +180,17 @@ class Recipe:
         section: function of the records of one size that makes tables and figures.
         headline: function of the same records that returns the result in one line; the recipe's
             docstring repeats it.
-        verdict: whether the claim holds and why; a paragraph of RESULTS.md.
+        verdict: why the claim holds or does not; a paragraph of RESULTS.md, after the outcome.
         cut: differences of size "small" from the paper's setup.
         minutes: run time of size "small" on two cores, measured or estimated.
-        holds: the verdict in a few words, such as "yes" or "only with slots apart".
-        outcome: group of the recipe in the summary of RESULTS.md; None if it has not been run.
-        summary: one to three sentences for the summary of RESULTS.md; may only use numbers that the
-            recipe's tables contain.
+        summary: the claim in one line, for the first table of RESULTS.md; may only use numbers that
+            the recipe's tables contain. Empty if the recipe has not been run.
+        comparisons: function of the records that returns the paired comparisons by which the claim
+            is judged; the summary shows the first one. `against` and `changes` of recipes/common.py
+            make them.
+        outcome: whether the claim holds, for a recipe without comparisons only.
+        new: whether the claim is ours, not the paper's.
+        test_items: number of items of the test split, if the measure is an accuracy.
         seeds: number of seeds for each size.
     """
 
@@ -200,9 +204,11 @@ class Recipe:
     verdict: str
     cut: str
     minutes: float
-    holds: str = "open"
-    outcome: Outcome | None = None
     summary: str = ""
+    comparisons: Callable[[Sequence[Record]], Sequence[Comparison]] = lambda records: ()
+    outcome: Outcome | None = None
+    new: bool = False
+    test_items: int | None = None
     seeds: Mapping[Size, int] = field(
         default_factory=lambda: {Size.SMOKE: 1, Size.SMALL: 3, Size.PAPER: 3}
     )

@@ -1,8 +1,8 @@
 """Plotting: every method has the same colour, marker, dash and hatch in all figures.
 
     drawing, [left, right] = style.figure(columns=2)
-    style.curves(left, {"Deep Sets": {100: [-0.41, -0.40]}}, "context pixels", "NLL")
-    style.dots(right, {"K = 1": {"Deep Sets": [0.81, 0.82]}}, "accuracy")
+    style.curves(left, {"Deep Sets": {100: {0: -0.41, 1: -0.40}}}, "context pixels", "NLL")
+    style.dots(right, {"K = 1": {"Deep Sets": {0: 0.81, 1: 0.82}}}, "accuracy")
     style.legend(drawing)
 
 Lines, markers and bars show means over seeds. Bands and whiskers show the range over seeds.
@@ -15,7 +15,6 @@ import math
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
 from textwrap import fill
 from typing import Any
 
@@ -27,6 +26,8 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image
+
+from experiments.statistics import Seeds, mean
 
 WIDTH, DPI, SMALL = 7.0, 150, 8.0  # figure width in inches, resolution, font size in points
 
@@ -86,7 +87,7 @@ METHODS: dict[str, Look] = {
     "Published": Look(GREY, "_", DOTTED),
     "Deep Sets": Look(BLUE, "o"),
     "Deep Sets, max": Look(SKY, "^", LONG, hatch="||"),
-    "Deep Sets, max, matched": Look(SKY, "v", SHORT, hatch="//", hollow=True),
+    "Deep Sets, max, matched": Look(SKY, "<", SHORT, hatch="//", hollow=True),
     "Deep Sets, sum": Look(BLUE, "v", DOTTED, hatch="||", hollow=True),
     "PMA": Look(GREEN, "D", MIXED, hatch="\\\\"),
     "Set Transformer": Look(PURPLE, "s", hatch="xx"),
@@ -223,13 +224,13 @@ def png(drawing: Figure) -> bytes:
 
 # ---- what is measured over seeds -----------------------------------------------------------------
 
-Groups = Mapping[str, Mapping[str, Sequence[float]]]
+Groups = Mapping[str, Mapping[str, Seeds]]
 Marks = Mapping[str, Mapping[str, float]]
 
 
 def curves(
     axes: Axes,
-    series: Mapping[str, Mapping[float, Sequence[float]]],
+    series: Mapping[str, Mapping[float, Seeds]],
     xlabel: str,
     ylabel: str,
     *,
@@ -239,7 +240,7 @@ def curves(
 
     Args:
         axes: the panel.
-        series: {method: {x: [value of each seed]}}.
+        series: {method: {x: {seed: value}}}.
         xlabel: label of the x axis, with the unit.
         ylabel: label of the y axis, with the unit.
         log: whether the x axis is logarithmic.
@@ -249,9 +250,8 @@ def curves(
         seeds = [series[name][x] for x in places]
         every = math.ceil(len(places) / 10)  # few markers, so that they do not hide the lines
         markers = (2 * number % every, every)  # shifted, so that they do not hide one another
-        means = [fmean(values) for values in seeds]
-        axes.plot(places, means, label=name, markevery=markers, **look.line)
-        lowest, highest = [min(values) for values in seeds], [max(values) for values in seeds]
+        axes.plot(places, [*map(mean, seeds)], label=name, markevery=markers, **look.line)
+        lowest, highest = ([end(each.values()) for each in seeds] for end in (min, max))
         axes.fill_between(places, lowest, highest, color=look.colour, alpha=0.16, linewidth=0)
     axes.set(xlabel=xlabel, ylabel=ylabel, xscale="log" if log else "linear")
     measured = sorted({x for line in series.values() for x in line})
@@ -266,13 +266,13 @@ def bars(axes: Axes, groups: Groups, ylabel: str, *, paper: Marks | None = None)
 
     Args:
         axes: the panel.
-        groups: {setting: {method: [value of each seed]}}.
+        groups: {setting: {method: {seed: value}}}.
         ylabel: label of the y axis, with the unit.
         paper: published numbers {setting: {method: value}}, drawn as grey ticks.
     """
     places, room = _places(groups)
     for name, look, shown in _by_method(groups, places):
-        heights = [fmean(values) for values in shown.values()]
+        heights = [mean(seeds) for seeds in shown.values()]
         axes.bar(list(shown), heights, 0.92 * room, label=name, **look.bar)
         _draw_whiskers(axes, shown, BLACK)
     axes.axhline(0, color="0.35", linewidth=0.8)
@@ -284,7 +284,7 @@ def dots(axes: Axes, groups: Groups, ylabel: str, *, paper: Marks | None = None)
     places, _ = _places(groups)
     for name, look, shown in _by_method(groups, places):
         _draw_whiskers(axes, shown, look.colour)
-        means = [fmean(values) for values in shown.values()]
+        means = [mean(seeds) for seeds in shown.values()]
         axes.plot(list(shown), means, label=name, linestyle="none", zorder=4, **look.point)
     for number in range(0, len(groups), 2):
         axes.axvspan(number - 0.5, number + 0.5, color="0.965", zorder=0)
@@ -304,19 +304,17 @@ def _places(groups: Groups) -> tuple[Marks, float]:
     return {g: {name: i + offsets[name] for name in names} for i, g in enumerate(groups)}, room
 
 
-def _by_method(
-    groups: Groups, places: Marks
-) -> Iterator[tuple[str, Look, dict[float, Sequence[float]]]]:
+def _by_method(groups: Groups, places: Marks) -> Iterator[tuple[str, Look, dict[float, Seeds]]]:
     for name, look in looks(name for group in groups.values() for name in group).items():
         holding = [group for group in groups if name in groups[group]]
         yield name, look, {places[group][name]: groups[group][name] for group in holding}
 
 
-def _draw_whiskers(axes: Axes, shown: Mapping[float, Sequence[float]], colour: str) -> None:
+def _draw_whiskers(axes: Axes, shown: Mapping[float, Seeds], colour: str) -> None:
     halo = [withStroke(linewidth=2.4, foreground="white")]  # visible on dark bars
-    for x, values in shown.items():
-        if len(values) > 1:
-            ends = [min(values), max(values)]
+    for x, seeds in shown.items():
+        if len(seeds) > 1:
+            ends = [min(seeds.values()), max(seeds.values())]
             axes.plot([x, x], ends, color=colour, linewidth=1.1, zorder=3, path_effects=halo)
 
 

@@ -1,19 +1,20 @@
-"""Helpers for recipes: build runs from trainings, and tables and headlines from records."""
+"""Helpers for recipes: runs from trainings; tables, comparisons and headlines from records."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from statistics import fmean
 from typing import Any
 
 from experiments import report, style
 from experiments.pools import Pool
 from experiments.recipe import Metrics, Run, Task, TaskT, Training
 from experiments.report import Section
+from experiments.statistics import Comparison, Measure, Part, Seeds, mean
 
 Best = Callable[[Iterable[float]], float]
+Lines = Mapping[str, Mapping[float, Seeds]]  # {method: {x: {seed: value}}}
 
 
 def with_task(training: Training[TaskT], **changes: Any) -> Training[TaskT]:
@@ -52,14 +53,14 @@ def measured(
 
 
 def table_of(
-    values: Mapping[str, Mapping[float, Sequence[float]]],
+    values: Lines,
     corner: str,
     *,
     best: Best | None = None,
     digits: int = 3,
     paper: Mapping[str, Mapping[float, float]] | None = None,
 ) -> str:
-    """Make a table of {method: {x: [value of each seed]}}, with the paper's numbers below each."""
+    """Make a table of {method: {x: {seed: value}}}, with the paper's numbers below each."""
     columns = sorted({x for line in values.values() for x in line})
     rows: list[list[report.Cell]] = []
     for method in style.looks(values):
@@ -70,7 +71,7 @@ def table_of(
 
 
 def curve_section(
-    values: Mapping[str, Mapping[float, Sequence[float]]],
+    values: Lines,
     xlabel: str,
     ylabel: str,
     *,
@@ -78,30 +79,116 @@ def curve_section(
     digits: int = 3,
     log: bool = False,
 ) -> Section:
-    """Make a table and a line plot of {method: {x: [value of each seed]}}."""
+    """Make a table and a line plot of {method: {x: {seed: value}}}."""
     drawing, (axes,) = style.figure(height=3.2)
     style.curves(axes, values, xlabel, ylabel, log=log)
     style.legend(drawing)
     return Section(table_of(values, xlabel, best=best, digits=digits), {"": drawing})
 
 
-def ranking(values: Mapping[str, Sequence[float]], *, best: Best, digits: int = 3) -> str:
+def against(
+    values: Lines,
+    ours: str,
+    baselines: Sequence[str],
+    measure: Measure,
+    unit: str,
+    *,
+    part: Part = Part.CLAIM,
+    at: Sequence[float] | None = None,
+) -> list[Comparison]:
+    """Compare a method with others, seed by seed, at each x that was measured for both.
+
+    Args:
+        values: {method: {x: {seed: value}}}.
+        ours: method that the claim says is better.
+        baselines: methods that it is compared with.
+        measure: what the values are.
+        unit: what x is, such as " points".
+        part: what the comparisons count for.
+        at: only at these x, in this order; None for all.
+
+    >>> from experiments.statistics import ACCURACY
+    >>> values = {"PMA": {100: {0: 0.5, 1: 0.6}}, "SSE": {100: {0: 0.7, 1: 0.9}}}
+    >>> [one.where for one in against(values, "SSE", ["PMA"], ACCURACY, " points")]
+    ['100 points']
+    """
+    return [
+        Comparison(ours, other, _told(x, unit), values[ours][x], values[other][x], measure, part)
+        for other in baselines
+        for x in (sorted(values[ours]) if at is None else at)
+        if x in values[ours] and x in values[other]
+    ]
+
+
+def in_pairs(
+    values: Mapping[str, Seeds],
+    pairs: Mapping[tuple[str, str], Part],
+    measure: Measure,
+    where: str,
+) -> list[Comparison]:
+    """Compare methods that have one value per seed.
+
+    Args:
+        values: {method: {seed: value}}.
+        pairs: {(ours, baseline): what the comparison counts for}; pairs that were not measured are
+            left out (smoke runs have fewer).
+        measure: what the values are.
+        where: setting of all comparisons.
+    """
+    return [
+        Comparison(ours, other, where, values[ours], values[other], measure, part)
+        for (ours, other), part in pairs.items()
+        if {ours, other} <= values.keys()
+    ]
+
+
+def changes(
+    values: Lines,
+    methods: Sequence[str],
+    pairs: Sequence[tuple[float, float]],
+    measure: Measure,
+    unit: str,
+    *,
+    part: Part = Part.CLAIM,
+) -> list[Comparison]:
+    """Compare methods at one x with themselves at another, seed by seed.
+
+    Args:
+        values: {method: {x: {seed: value}}}.
+        methods: the methods.
+        pairs: (x, baseline): the claim says that x is better; pairs that were not measured are left
+            out (smoke runs have fewer).
+        measure: what the values are.
+        unit: what x is, such as " levels".
+        part: what the comparisons count for.
+    """
+    return [
+        Comparison(_told(x, unit), _told(y, unit), method, line[x], line[y], measure, part)
+        for method, line in ((method, values[method]) for method in methods)
+        for x, y in pairs
+        if {x, y} <= line.keys()
+    ]
+
+
+def _told(x: float, unit: str) -> str:
+    return f"{x:,g}{unit.removesuffix('s') if x == 1 else unit}"
+
+
+def ranking(values: Mapping[str, Seeds], *, best: Best, digits: int = 3) -> str:
     """List methods and their means over seeds, best first.
 
-    >>> ranking({"Deep Sets": [0.5, 0.7], "PMA": [0.25]}, best=min, digits=2)
+    >>> ranking({"Deep Sets": {0: 0.5, 1: 0.7}, "PMA": {0: 0.25}}, best=min, digits=2)
     'PMA 0.25; Deep Sets 0.60'
     """
-    means = {method: fmean(seeds) for method, seeds in values.items()}
+    means = {method: mean(seeds) for method, seeds in values.items()}
     order = sorted(means, key=lambda method: means[method], reverse=best is max)
     return "; ".join(f"{method} {means[method]:z.{digits}f}" for method in order)
 
 
-def ends(
-    values: Mapping[str, Mapping[float, Sequence[float]]], unit: str, *, best: Best, digits: int = 3
-) -> str:
+def ends(values: Lines, unit: str, *, best: Best, digits: int = 3) -> str:
     """Rank the methods at the first and at the last x of the curves.
 
-    >>> ends({"PMA": {100: [0.25], 200: [0.5]}}, " points", best=max, digits=2)
+    >>> ends({"PMA": {100: {0: 0.25}, 200: {0: 0.5}}}, " points", best=max, digits=2)
     '100 points: PMA 0.25. 200 points: PMA 0.50'
     """
     places = sorted({x for line in values.values() for x in line})
@@ -111,8 +198,6 @@ def ends(
     )
 
 
-def at(
-    values: Mapping[str, Mapping[float, Sequence[float]]], x: float
-) -> dict[str, Sequence[float]]:
+def at(values: Lines, x: float) -> dict[str, Seeds]:
     """Return the methods' values at one x of their curves."""
     return {method: line[x] for method, line in values.items() if x in line}

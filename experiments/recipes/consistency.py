@@ -94,10 +94,7 @@ RECIPE = Recipe(
     section=section,
     headline=headline,
     outcome=Outcome.HOLDS,
-    holds="yes, and more encoders fold if they may read the chunks more than once",
-    summary="""SSE is mini-batch consistent: streaming and encoding the whole set differ by
-    3.5e-16. The Set Transformer is not, but `setfold.fold` folds it exactly in 3 passes
-    (2.2e-16).""",
+    summary="SSE is mini-batch consistent; Deep Sets as published, Set Transformer and FSPool are not",
     verdict="""The property is a theorem, and `setfold check` tests it on every encoder in
     float64. We found two things beyond the paper. First, encoders that fail in one pass can
     fold in several: Deep Sets as published and the Set Transformer with inducing points are

@@ -16,10 +16,11 @@ from experiments import report
 from experiments.places import Volume
 from experiments.pools import DeepSets
 from experiments.recipe import Recipe, Run, Size, Training
-from experiments.recipes.common import curve_section, ends, measured, with_methods
+from experiments.recipes.common import against, curve_section, ends, measured, with_methods
 from experiments.recipes.settings import CLOUD_METHODS, CLOUDS
 from experiments.records import Record
 from experiments.report import Section
+from experiments.statistics import ACCURACY, Comparison, Part
 from experiments.tasks.growing_clouds import GrowingClouds, tested_accuracies
 
 POINTS = {Size.SMOKE: (20, 40), Size.SMALL: (100, 200, 500, 1000), Size.PAPER: (100, 1000, 2000)}
@@ -47,7 +48,7 @@ METHODS: dict[str, dict[str, Any]] = {
 
 def training_of(size: Size, seed: int) -> Training[GrowingClouds]:
     """Return the training of Deep Sets; the methods differ in their tasks only."""
-    base = CLOUDS[Size.SMALL if size is Size.PAPER else size]
+    base: Training[Any] = CLOUDS[Size.SMALL if size is Size.PAPER else size]
     plain = base.task
     task = GrowingClouds(
         plain.pool,
@@ -79,6 +80,20 @@ def section(records: Sequence[Record]) -> Section:
     return curve_section(values, "points", "accuracy", best=max, digits=4, log=True)
 
 
+def comparisons(records: Sequence[Record]) -> list[Comparison]:
+    """Compare the encoder as printed with both Deep Sets, and others with the matched one."""
+    values, unit = report.traces(records, "accuracy", "points"), " points"
+    matched, plain = "Deep Sets, max, matched", "Deep Sets, max"
+    found = [
+        one
+        for slots in ("learned", "random")
+        for one in against(values, f"SSE, as printed, {slots}", (matched, plain), ACCURACY, unit)
+    ]
+    for method in ("ISAB, max", "Places"):
+        found += against(values, method, [matched], ACCURACY, unit, part=Part.ASIDE)
+    return found
+
+
 def headline(records: Sequence[Record]) -> str:
     """Rank the methods with the fewest and with the most points."""
     return ends(report.traces(records, "accuracy", "points"), " points", best=max, digits=4)
@@ -93,6 +108,8 @@ RECIPE = Recipe(
     runs=runs,
     section=section,
     headline=headline,
+    comparisons=comparisons,
+    test_items=2_446,
     verdict="",
     cut="",
     minutes=180,

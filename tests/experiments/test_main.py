@@ -7,7 +7,7 @@ import pytest
 
 import experiments.recipes
 from experiments import __main__ as command_line
-from experiments import records, report
+from experiments import page, records
 from experiments.data import prepare
 from experiments.data.store import DataSet
 from setfold import FileError
@@ -126,7 +126,7 @@ def test_report_writes_what_the_recipes_say(run, monkeypatch, tmp_path):
         calls.append(([found.name for found in recipes], str(folder), str(out), size))
         return [out / "RESULTS.md"]
 
-    monkeypatch.setattr(report, "write", write)
+    monkeypatch.setattr(page, "write", write)
     code, output, _ = run("report", "--out", "there")
     assert (code, output) == (0, "there/RESULTS.md\n")
     assert calls == [(["tiny", "small"], "results/records", "there", "small")]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments import records, report
+from experiments import page, records
 from experiments.recipe import Size, settings_of
 from experiments.recipes import all_recipes, places_digits, places_large_faces
 from experiments.running import Options, run
@@ -49,7 +49,7 @@ def test_smoke(recipe, out):
     assert len(found) == len(recipe.runs(Size.SMOKE, 0))
     numbers = [value for one in found for value in flat(one.metrics.values())]
     assert all(math.isfinite(value) for value in numbers)
-    text, figures = report.render([recipe], {recipe.name: found}, Size.SMOKE)
+    text, figures = page.render([recipe], {recipe.name: found}, Size.SMOKE)
     assert recipe.title in text
     assert "nan" not in text.lower().split()
     assert all(name.startswith(recipe.name) for name in figures)

@@ -11,7 +11,10 @@ from PIL import Image
 from experiments import style
 
 OKABE_ITO = {"#000000", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7"}
-SERIES = {"Deep Sets": {100: [1.0, 2.0, 6.0], 200: [0.0, 0.0, 3.0]}, "PMA": {100: [4.0]}}
+SERIES = {
+    "Deep Sets": {100: {0: 1.0, 1: 2.0, 2: 6.0}, 200: {0: 0.0, 1: 0.0, 2: 3.0}},
+    "PMA": {100: {0: 4.0}},
+}
 
 
 def decoded(content: bytes) -> np.ndarray:
@@ -73,7 +76,9 @@ def test_curves_draw_mean_and_range_of_the_seeds():
 
 def test_curves_have_ticks_where_something_was_measured():
     drawing, [axes] = style.figure()
-    style.curves(axes, {"PMA": {1: [0.1], 100: [0.3], 6000: [0.4]}}, "support", "y", log=True)
+    style.curves(
+        axes, {"PMA": {1: {0: 0.1}, 100: {0: 0.3}, 6000: {0: 0.4}}}, "support", "y", log=True
+    )
     drawing.draw_without_rendering()
     assert axes.get_xscale() == "log"
     assert [text.get_text() for text in axes.get_xticklabels()] == ["1", "100", "6,000"]
@@ -81,7 +86,7 @@ def test_curves_have_ticks_where_something_was_measured():
 
 def test_a_long_history_is_not_hidden_by_markers():
     _, [axes] = style.figure()
-    style.curves(axes, {"PMA": {epoch: [1.0] for epoch in range(200)}}, "epoch", "y")
+    style.curves(axes, {"PMA": {epoch: {0: 1.0} for epoch in range(200)}}, "epoch", "y")
     _, every = axes.lines[0].get_markevery()
     assert 200 / every <= 10
 
@@ -89,7 +94,10 @@ def test_a_long_history_is_not_hidden_by_markers():
 @pytest.mark.parametrize("draw", [style.bars, style.dots])
 def test_groups_show_mean_and_range_of_the_seeds(draw):
     _, [axes] = style.figure()
-    groups = {"small": {"Deep Sets": [1.0, 2.0, 6.0], "PMA": [4.0]}, "large": {"PMA": [5.0, 7.0]}}
+    groups = {
+        "small": {"Deep Sets": {0: 1.0, 1: 2.0, 2: 6.0}, "PMA": {0: 4.0}},
+        "large": {"PMA": {0: 5.0, 1: 7.0}},
+    }
     draw(axes, groups, "error", paper={"large": {"PMA": 5.5}})
     # two places of 0.42 in each group; Deep Sets' place in the second one stays empty
     expected = {"Deep Sets": [(-0.21, 3)], "PMA": [(0.21, 4), (1.21, 6)]}
@@ -107,15 +115,15 @@ def test_groups_show_mean_and_range_of_the_seeds(draw):
 
 def test_a_method_alone_in_its_group_stands_in_the_middle():
     _, [axes] = style.figure()
-    style.bars(axes, {"a": {"Deep Sets": [1.0]}, "b": {"PMA": [1.0]}}, "y")
+    style.bars(axes, {"a": {"Deep Sets": {0: 1.0}}, "b": {"PMA": {0: 1.0}}}, "y")
     middles = [bar.get_x() + bar.get_width() / 2 for bar in axes.patches]
     np.testing.assert_allclose(middles, [0, 1], atol=1e-12)
 
 
 def test_a_legend_names_each_method_once_in_order():
     drawing, [left, right] = style.figure(columns=2, titles=["a", "b"])
-    style.curves(left, {"PMA": {1: [0.0]}, "Deep Sets": {1: [0.0]}}, "x", "y")
-    style.curves(right, {"mine": {1: [0.0]}, "Deep Sets": {1: [0.0]}}, "x", "y")
+    style.curves(left, {"PMA": {1: {0: 0.0}}, "Deep Sets": {1: {0: 0.0}}}, "x", "y")
+    style.curves(right, {"mine": {1: {0: 0.0}}, "Deep Sets": {1: {0: 0.0}}}, "x", "y")
     style.legend(drawing)
     (legend,) = drawing.legends
     assert [text.get_text() for text in legend.texts] == ["Deep Sets", "PMA", "mine"]
@@ -124,7 +132,7 @@ def test_a_legend_names_each_method_once_in_order():
 
 def test_a_legend_of_all_methods_fits_the_page():
     drawing, [axes] = style.figure()
-    style.curves(axes, {name: {1: [0.0]} for name in style.METHODS}, "x", "y")
+    style.curves(axes, {name: {1: {0: 0.0}} for name in style.METHODS}, "x", "y")
     style.legend(drawing)
     drawing.draw_without_rendering()
     inside = drawing.legends[0].get_window_extent()
