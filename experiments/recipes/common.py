@@ -51,6 +51,16 @@ def measured(
     return Run(method, training, bound, settings or {}, training.seed)
 
 
+def untrained(
+    measures: Mapping[str, Callable[..., Metrics]], seed: int, **arguments: Any
+) -> list[Run]:
+    """Return a run without training for each method; it calls measure(None, **arguments)."""
+    return [
+        Run(method, None, partial(measure, **arguments), seed=seed)
+        for method, measure in measures.items()
+    ]
+
+
 def table_of(
     values: Mapping[str, Mapping[float, Sequence[float]]],
     corner: str,

@@ -12,16 +12,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from experiments import report, style
 from experiments.recipe import Outcome, Recipe, Run, Size
-from experiments.recipes.common import ends, measured, table_of, with_methods
-from experiments.recipes.digit_centroids import centroids_picture, measure
+from experiments.recipes.common import ends, measured, table_of, untrained, with_methods
+from experiments.recipes.digit_centroids import CLOSED_FORM, centroids_picture, measure
 from experiments.recipes.settings import IMAGE_METHODS, IMAGES
 from experiments.records import Record
 from experiments.report import Section
 from experiments.tasks.centroids import accuracy_key
+from experiments.tasks.closed_form import (
+    discriminant_accuracy,
+    mean_accuracy,
+    whitened_accuracy,
+)
 
+UNTRAINED = {
+    "Mean of the features": mean_accuracy,
+    "Whitened mean": whitened_accuracy,
+    "LDA": discriminant_accuracy,
+}
 WAYS = {
     Size.SMOKE: (5, 10),
     Size.SMALL: (5, 10, 20, 50, 100, 200),
@@ -37,9 +48,10 @@ SUPPORTS = {
 def runs(size: Size, seed: int) -> list[Run]:
     """Measure each method with each support size and each number of classes."""
     trainings = with_methods(replace(IMAGES[size], seed=seed), IMAGE_METHODS)
+    arguments: dict[str, Any] = {"supports": SUPPORTS[size], "ways": WAYS[size]}
     return [
-        measured(method, training, measure, supports=SUPPORTS[size], ways=WAYS[size])
-        for method, training in trainings.items()
+        *(measured(method, one, measure, **arguments) for method, one in trainings.items()),
+        *untrained(UNTRAINED, seed, task=IMAGES[size].task, **arguments),
     ]
 
 
@@ -71,6 +83,7 @@ def section(records: Sequence[Record]) -> Section:
         table_of(of_support, f"accuracy by supports per class, {most:g}-way", best=max, digits=4),
     ]
     note = (
+        f"{CLOSED_FORM}\n\n"
         "The second figure is a t-SNE projection. Small marks are test images of ten classes\n"
         "and stars are class centroids; each class has a colour. The centroids are of one support\n"
         "image per class (left) or of all support images (right)."

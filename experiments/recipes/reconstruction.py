@@ -18,7 +18,7 @@ from dataclasses import replace
 from experiments import report
 from experiments.recipe import Outcome, Recipe, Run, Size, Training
 from experiments.recipes.common import curve_section, ends, tested, with_methods, with_task
-from experiments.recipes.settings import COMPLETION, COMPLETION_METHODS, NLL
+from experiments.recipes.settings import ATTENDED_METHODS, COMPLETION, COMPLETION_METHODS, NLL
 from experiments.records import Record
 from experiments.report import Section
 from experiments.tasks.reconstruction import Reconstruction
@@ -38,7 +38,17 @@ def training_of(size: Size, seed: int, context: int, side: int) -> Training[Reco
 
 def largest(size: Size, seed: int) -> dict[str, Training[Reconstruction]]:
     """Return each method's training with the most pixels; other recipes reuse it."""
-    return with_methods(training_of(size, seed, *CONTEXTS[size][-1]), COMPLETION_METHODS)
+    return trainings(size, seed, *CONTEXTS[size][-1])
+
+
+def trainings(
+    size: Size, seed: int, context: int, side: int
+) -> dict[str, Training[Reconstruction]]:
+    """Return each method's training; the baselines of attended slots only at both ends."""
+    methods = dict(COMPLETION_METHODS)
+    if (context, side) in (CONTEXTS[size][0], CONTEXTS[size][-1]):
+        methods |= ATTENDED_METHODS
+    return with_methods(training_of(size, seed, context, side), methods)
 
 
 def runs(size: Size, seed: int) -> list[Run]:
@@ -46,9 +56,7 @@ def runs(size: Size, seed: int) -> list[Run]:
     return [
         tested(method, training, context=context)
         for context, side in CONTEXTS[size]
-        for method, training in with_methods(
-            training_of(size, seed, context, side), COMPLETION_METHODS
-        ).items()
+        for method, training in trainings(size, seed, context, side).items()
     ]
 
 

@@ -7,7 +7,7 @@ encodes a query as a set of one element and assigns it to the class with the nea
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar
@@ -134,15 +134,45 @@ class Centroids(Task):
             split: split of the queries.
         """
         model = _streaming(model)
-        items, labels = self._queries(split, queries)
+        items, labels = self.queries(split, queries)
         encodings = encoded(model, self, items)
-        labels = labels.to(encodings.device)
+        return self.accuracies(
+            model,
+            lambda state: torch.cdist(encodings, model.readout(state)),
+            labels.to(encodings.device),
+            supports=supports,
+            ways=ways,
+            draws=draws,
+            redrawn=redrawn,
+            split=split,
+        )
+
+    def accuracies(
+        self,
+        model: StreamingSetEncoder,
+        distances_to: Callable[[SetState], Tensor],
+        labels: Tensor,
+        *,
+        supports: Sequence[int],
+        ways: Sequence[int],
+        draws: int = 10,
+        redrawn: int = 100,
+        split: str = "test",
+    ) -> Metrics:
+        """Measure accuracy while support sets grow, with any distance from queries to classes.
+
+        Args:
+            model: model in eval mode that absorbs the supports.
+            distances_to: function of the state of all classes: distances (queries, classes).
+            labels: classes of the queries.
+            supports: see `growing`, also for the other arguments.
+        """
         hits: dict[tuple[int, int], list[float]] = {}
         for draw in range(draws):
             generator = torch.Generator().manual_seed(draw)
             sizes = [size for size in supports if draw == 0 or size <= redrawn]
-            for size, centroids in self._streamed(model, sizes, split, generator):
-                distances = torch.cdist(encodings, centroids)
+            for size, state in self._states(model, sizes, split, generator):
+                distances = distances_to(state)
                 for way in ways:
                     found = accuracy(distances, labels, way, generator)
                     hits.setdefault((way, size), []).append(found)
@@ -170,12 +200,12 @@ class Centroids(Task):
             split: split of the queries.
         """
         model = _streaming(model)
-        items, labels = self._queries(split)
+        items, labels = self.queries(split)
         of_classes = _rows_by_label(labels)[:classes]
         shown = torch.cat([rows[: queries // classes] for rows in of_classes])
         most = max(len(rows) for rows in _rows_by_label(self._supports(split)[1]))
-        streamed = self._streamed(model, [1, most], split, torch.Generator().manual_seed(0))
-        one, everything = (centroids[:classes] for _, centroids in streamed)
+        states = self._states(model, [1, most], split, torch.Generator().manual_seed(0))
+        one, everything = (model.readout(state)[:classes] for _, state in states)
         points = torch.cat([encoded(model, self, items[shown]), one, everything]).cpu().numpy()
         flat = torch.from_numpy(TSNE(random_state=0, perplexity=15).fit_transform(points))
         measured: Metrics = {"labels": labels[shown].float().tolist()}
@@ -185,7 +215,7 @@ class Centroids(Task):
                 measured[f"{name}, {axis}"] = [round(value, 3) for value in values]
         return measured
 
-    def _queries(self, split: str, number: int | None = None) -> tuple[Tensor, Tensor]:
+    def queries(self, split: str, number: int | None = None) -> tuple[Tensor, Tensor]:
         """Return items and labels of a split, or some of them, evenly spaced."""
         items, labels = (part[split] for part in self.data())
         step = 1 if number is None else -(-len(labels) // number)
@@ -197,23 +227,22 @@ class Centroids(Task):
         splits = ["train", "validation"] if split == "test" else ["train"]
         return torch.cat([items[s] for s in splits]), torch.cat([labels[s] for s in splits])
 
-    def _streamed(
+    def _states(
         self,
         model: StreamingSetEncoder,
         sizes: Sequence[int],
         split: str,
         generator: torch.Generator,
-    ) -> list[tuple[int, Tensor]]:
-        """Return the centroids (classes, d) after each number of supports per class."""
+    ) -> Iterator[tuple[int, SetState]]:
+        """Yield the state of all classes after each number of supports per class."""
         items, labels = self._supports(split)
         classes = [_drawn(rows, len(rows), generator) for rows in _rows_by_label(labels)]
-        state, seen, read = model.initial_state(len(classes)), 0, []
+        state, seen = model.initial_state(len(classes)), 0
         for size in sizes:
             arriving = torch.cat([rows[seen:size] for rows in classes])
             state = absorbed(model, self, state, items[arriving], labels[arriving])
             seen = size
-            read.append((size, model.readout(state)))
-        return read
+            yield size, state
 
 
 @dataclass(frozen=True)

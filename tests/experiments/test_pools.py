@@ -25,6 +25,7 @@ from experiments.pools import (
 ONE_PASS = [
     DeepSets(),
     DeepSets(("max", "mean")),
+    DeepSets(hidden=12),
     LinearMean(12),
     Slots(4, 8),
     Slots(4, 8, ("weighted_mean", "max"), slots="learned", similarity="cosine"),
@@ -35,6 +36,7 @@ ONE_PASS = [
     Attention(4, num_heads=2),
     PMA(num_heads=2),
     PMA(num_heads=2, num_seeds=4),
+    PMA(num_heads=2, num_seeds=4, width=8),
 ]
 AS_PRINTED = [
     *(Slots(4, 8, g, apart=False) for g in ("sum", "mean", "max", "min")),
