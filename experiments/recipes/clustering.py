@@ -104,7 +104,7 @@ def _table(values: Scores, corner: str, streamed: Mapping[int, int], best: Best 
     """Make a table that states the number of sets of each column."""
     sizes = sorted(next(iter(values.values())))
     headers = [corner, *(f"{size:,} ({streamed[int(size)]} sets)" for size in sizes)]
-    rows = [[method, *line.values()] for method, line in values.items()]
+    rows: list[list[report.Cell]] = [[method, *line.values()] for method, line in values.items()]
     return report.table(headers, rows, digits=3, best=best)
 
 

@@ -10,7 +10,7 @@ supports: Deep Sets 0.9751; SSE, wide slots 0.9696; SSE, as printed 0.7034.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from torch import nn
 
 from experiments import report, style
-from experiments.recipe import Metrics, Outcome, Recipe, Run, Size
+from experiments.recipe import Metrics, Outcome, Recipe, Run, Size, Training
 from experiments.recipes.common import curve_section, ends, measured, untrained, with_pools
 from experiments.recipes.settings import DIGIT_POOLS, DIGITS
 from experiments.records import Record
@@ -33,6 +33,7 @@ from experiments.tasks.closed_form import (
 )
 
 WAY = 10
+PICTURED = "SSE, wide slots"
 UNTRAINED = {
     "Mean of the pixels": mean_accuracy,
     "Whitened mean": whitened_accuracy,
@@ -51,11 +52,18 @@ SUPPORTS = {
 }
 
 
-def measure(
-    model: nn.Module, task: Centroids, supports: Sequence[int], ways: Sequence[int]
-) -> Metrics:
+def measure(model: nn.Module, task: Centroids, pictured: bool, **arguments: Any) -> Metrics:
     """Measure accuracy while support sets grow, and project queries and centroids by t-SNE."""
-    return {**task.growing(model, supports=supports, ways=ways), **task.picture(model)}
+    picture = task.picture(model) if pictured else {}
+    return {**task.growing(model, **arguments), **picture}
+
+
+def centroid_runs(trainings: Mapping[str, Training[Centroids]], **arguments: Any) -> list[Run]:
+    """Measure each method; the one that is drawn is also projected."""
+    return [
+        measured(method, training, measure, pictured=method == PICTURED, **arguments)
+        for method, training in trainings.items()
+    ]
 
 
 def runs(size: Size, seed: int) -> list[Run]:
@@ -63,18 +71,18 @@ def runs(size: Size, seed: int) -> list[Run]:
     trainings = with_pools(replace(DIGITS[size], seed=seed), DIGIT_POOLS)
     arguments: dict[str, Any] = {"supports": SUPPORTS[size], "ways": (WAY,)}
     return [
-        *(measured(method, one, measure, **arguments) for method, one in trainings.items()),
+        *centroid_runs(trainings, **arguments),
         *untrained(UNTRAINED, seed, task=DIGITS[size].task, **arguments),
     ]
 
 
-def centroids_picture(records: Sequence[Record], method: str) -> Figure:
+def centroids_picture(records: Sequence[Record]) -> Figure:
     """Draw queries and centroids of the first seed, with one support per class and with all."""
-    metrics = next(one.metrics for one in records if one.method == method)
+    metrics = next(one.metrics for one in records if one.method == PICTURED)
     found = {name: np.array([metrics[f"{name}, {axis}"] for axis in "xy"]).T for name in SHOWN}
     labels = np.array(metrics["labels"], dtype=int)
     drawing, panels = style.figure(
-        columns=2, height=3.4, titles=[f"{method}: centroids of {name}" for name in SHOWN[1:]]
+        columns=2, height=3.4, titles=[f"{PICTURED}: centroids of {name}" for name in SHOWN[1:]]
     )
     for axes, name in zip(panels, SHOWN[1:], strict=True):
         style.scatter(axes, found["queries"], labels, found[name])
@@ -87,7 +95,7 @@ def section(records: Sequence[Record]) -> Section:
     found = curve_section(
         values, "support images per class", "accuracy", best=max, digits=4, log=True
     )
-    picture = centroids_picture(records, "SSE, wide slots")
+    picture = centroids_picture(records)
     note = (
         f"{CLOSED_FORM}\n\n"
         "The second figure is a t-SNE projection. Small marks are test digits and stars are\n"
@@ -121,14 +129,15 @@ RECIPE = Recipe(
     0.7 percentage points over four wide slots. The mean of learned features is a good prototype
     here. Queries are encoded as sets of one element and compared by distance, so a query cannot
     have what slots could add to a larger set. As printed, the encoder is far behind, with seeds
-    between 60% and 86% with all images, because its encodings are too small to be told apart, not
-    because of attention. A mean over all elements gives each of the 32 slots of the first level
-    about 1/32 of the mean of the values, and the mean over these slots in the second level keeps
-    that scale. So encodings differ by about 0.0005, the loss starts at ln 5, that of a guess, and
-    the gradients of the first layer are thousands of times smaller than with Deep Sets.
-    `setfold.diagnose` reports this before training. *Scaled* has a sum over the 32 slots instead of
-    the mean, which multiplies the encoding by 32 and changes nothing else. All sizes are read from
-    one stream: one state absorbs 1 to 6,000 images.""",
+    between 60% and 86% with all images, because its encodings are too small to be told apart. A
+    mean over all elements gives each of the 32 slots of the first level about 1/32 of the mean of
+    the values, and the mean over these slots in the second level keeps that scale. So encodings
+    differ by less than 0.001 before training, the loss starts at ln 5, that of a guess, and the
+    gradients of the first layer are thousands of times smaller than with Deep Sets.
+    `setfold.diagnose` reports this before training. Attention cancels as well, but what is left, a
+    linear map of the mean of the features, would be enough here. *Scaled* has a sum over the 32
+    slots instead of the mean. This multiplies the encoding by 32 and changes nothing else. All
+    sizes are read from one stream: one state absorbs 1 to 6,000 images.""",
     cut="""1,000 episodes instead of 50 epochs.""",
     minutes=20,
 )

@@ -16,8 +16,8 @@ from typing import Any
 
 from experiments import report, style
 from experiments.recipe import Outcome, Recipe, Run, Size
-from experiments.recipes.common import ends, measured, table_of, untrained, with_methods
-from experiments.recipes.digit_centroids import CLOSED_FORM, centroids_picture, measure
+from experiments.recipes.common import ends, table_of, untrained, with_methods
+from experiments.recipes.digit_centroids import CLOSED_FORM, centroid_runs, centroids_picture
 from experiments.recipes.settings import IMAGE_METHODS, IMAGES
 from experiments.records import Record
 from experiments.report import Section
@@ -50,7 +50,7 @@ def runs(size: Size, seed: int) -> list[Run]:
     trainings = with_methods(replace(IMAGES[size], seed=seed), IMAGE_METHODS)
     arguments: dict[str, Any] = {"supports": SUPPORTS[size], "ways": WAYS[size]}
     return [
-        *(measured(method, one, measure, **arguments) for method, one in trainings.items()),
+        *centroid_runs(trainings, **arguments),
         *untrained(UNTRAINED, seed, task=IMAGES[size].task, **arguments),
     ]
 
@@ -88,7 +88,7 @@ def section(records: Sequence[Record]) -> Section:
         "and stars are class centroids; each class has a colour. The centroids are of one support\n"
         "image per class (left) or of all support images (right)."
     )
-    figures = {"": drawing, "tsne": centroids_picture(records, "SSE, wide slots")}
+    figures = {"": drawing, "tsne": centroids_picture(records)}
     return Section("\n\n".join(tables), figures, note)
 
 

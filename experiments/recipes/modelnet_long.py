@@ -43,7 +43,7 @@ METHODS: dict[str, dict[str, Any]] = {
 
 def training_of(size: Size, seed: int) -> Training[GrowingClouds]:
     """Return the training of Deep Sets; the methods differ in their tasks only."""
-    base = CLOUDS[Size.SMALL if size is Size.PAPER else size]
+    base: Training[Any] = CLOUDS[Size.SMALL if size is Size.PAPER else size]
     task = growing(base.task, dropout=DROPOUT, standardise=True)
     epochs = EPOCHS[size]
     return replace(base, task=task, epochs=epochs, validations=-(-epochs // 5), seed=seed)

@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from sklearn.manifold import TSNE
@@ -115,23 +115,17 @@ class Centroids(Task):
         self,
         model: nn.Module | None,
         *,
-        supports: Sequence[int],
-        ways: Sequence[int],
-        draws: int = 10,
-        redrawn: int = 100,
         queries: int | None = None,
         split: str = "test",
+        **arguments: Any,
     ) -> Metrics:
-        """Measure accuracy while support sets grow: one stream per class, read at several sizes.
+        """Measure the accuracy of the nearest centroid while support sets grow.
 
         Args:
             model: model in eval mode.
-            supports: increasing sizes at which the states are read; smaller classes use all items.
-            ways: numbers of classes to choose from; if not all, the mean over ten random choices.
-            draws: number of random streams to average over.
-            redrawn: largest size to average over `draws` streams; larger sizes use the first one.
             queries: number of queries, evenly spaced over the split; None for all.
             split: split of the queries.
+            arguments: other arguments of `accuracies`.
         """
         model = _streaming(model)
         items, labels = self.queries(split, queries)
@@ -140,11 +134,8 @@ class Centroids(Task):
             model,
             lambda state: torch.cdist(encodings, model.readout(state)),
             labels.to(encodings.device),
-            supports=supports,
-            ways=ways,
-            draws=draws,
-            redrawn=redrawn,
             split=split,
+            **arguments,
         )
 
     def accuracies(
@@ -159,13 +150,17 @@ class Centroids(Task):
         redrawn: int = 100,
         split: str = "test",
     ) -> Metrics:
-        """Measure accuracy while support sets grow, with any distance from queries to classes.
+        """Measure accuracy while support sets grow: one stream per class, read at several sizes.
 
         Args:
             model: model in eval mode that absorbs the supports.
             distances_to: function of the state of all classes: distances (queries, classes).
-            labels: classes of the queries.
-            supports: see `growing`, also for the other arguments.
+            labels: classes of the queries (queries,).
+            supports: increasing sizes at which the states are read; smaller classes use all items.
+            ways: numbers of classes to choose from; if not all, the mean over ten random choices.
+            draws: number of random streams to average over.
+            redrawn: largest size to average over `draws` streams; larger sizes use the first one.
+            split: split of the queries.
         """
         hits: dict[tuple[int, int], list[float]] = {}
         for draw in range(draws):

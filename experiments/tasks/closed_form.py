@@ -61,9 +61,7 @@ def discriminant_accuracy(
 
     encoder = _of_items(setfold.Covariance(width_of(task)))
     enough = [size for size in supports if size >= 2]
-    return task.accuracies(
-        encoder, distances, labels, supports=enough, split=split, **arguments
-    )
+    return task.accuracies(encoder, distances, labels, supports=enough, split=split, **arguments)
 
 
 def untrained_accuracy(model: None, task: Centroids, **arguments: Any) -> Metrics:

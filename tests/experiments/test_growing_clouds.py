@@ -11,7 +11,8 @@ import setfold
 from experiments.data import modelnet40
 from experiments.places import Volume
 from experiments.pools import DeepSets, Transformer
-from experiments.tasks.growing_clouds import GrowingClouds, grown_accuracy
+from experiments.tasks.classification import PointClouds
+from experiments.tasks.growing_clouds import GrowingClouds, growing, grown_accuracy
 
 TASK = GrowingClouds(DeepSets("max"), points=40, dim=16, widths=(16,), made_up=True)
 PLACES = replace(TASK, pool=Volume(4, (8, 8, 8)), widths=())
@@ -41,6 +42,19 @@ def test_the_number_of_points_differs_from_step_to_step():
     assert len(numbers) > 20
     assert 10 <= min(numbers) < 15
     assert 60 < max(numbers) <= 80
+
+
+def test_the_same_task_can_have_sets_of_different_sizes():
+    plain = PointClouds(DeepSets("max"), points=40, dim=16, widths=(16,), made_up=True)
+    varied = growing(plain, fewest=40, most=40, smoothing=0.0, standardise=True)
+    losses = []
+    for task in (plain, varied):
+        model = built(task)
+        torch.manual_seed(1)
+        if task is plain:
+            torch.rand(())  # the other one draws the number of points
+        losses.append(task.loss(model, task.batch(torch.arange(8))).item())
+    assert losses[0] == losses[1]
 
 
 def test_labels_are_smoothed():
