@@ -26,7 +26,6 @@ from typing import Protocol
 from torch import Tensor, nn
 
 import setfold
-from experiments.tasks.networks import linears
 
 
 class Pool(Protocol):
@@ -107,28 +106,21 @@ class _SlotMaximum(nn.Module):
 class DeepSets:
     """Deep Sets in its element-wise form: concatenated aggregates of the elements.
 
-    Args:
-        aggregate: aggregate, or several to concatenate.
-        hidden: units of one more hidden layer on each element; None for no such layer.
-
     >>> import torch
     >>> DeepSets(("max", "mean")).build(dim_in=3, dim_out=16)(torch.randn(2, 100, 3)).shape
     torch.Size([2, 16])
     """
 
     aggregate: str | tuple[str, ...] = "mean"
-    hidden: int | None = None
 
     def build(
         self, dim_in: int, dim_out: int, features: nn.Module | None = None
     ) -> setfold.StreamingSetEncoder:
         count = 1 if isinstance(self.aggregate, str) else len(self.aggregate)
         width = _share(dim_out, count, f"{count} aggregates")
-        layers = _widened(features, dim_in, width)
-        if self.hidden is not None:
-            before = [] if features is None else [features, nn.ReLU()]
-            layers = nn.Sequential(*before, linears(dim_in, self.hidden, width))
-        return setfold.Composition(setfold.Pool(width, self.aggregate), layers)
+        return setfold.Composition(
+            setfold.Pool(width, self.aggregate), _widened(features, dim_in, width)
+        )
 
 
 @dataclass(frozen=True)

@@ -187,7 +187,8 @@ class Recipe:
         outcome: group of the recipe in the summary of RESULTS.md; None if it has not been run.
         summary: one to three sentences for the summary of RESULTS.md; may only use numbers that the
             recipe's tables contain.
-        seeds: number of seeds for each size.
+        seeds: number of seeds for each size; three at size "small" if a run takes more than three
+            CPU minutes.
     """
 
     number: int
@@ -204,7 +205,7 @@ class Recipe:
     outcome: Outcome | None = None
     summary: str = ""
     seeds: Mapping[Size, int] = field(
-        default_factory=lambda: {Size.SMOKE: 1, Size.SMALL: 3, Size.PAPER: 3}
+        default_factory=lambda: {Size.SMOKE: 1, Size.SMALL: 5, Size.PAPER: 3}
     )
 
 

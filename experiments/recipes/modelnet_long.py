@@ -80,4 +80,5 @@ RECIPE = Recipe(
     verdict="",
     cut="",
     minutes=180,
+    seeds={Size.SMOKE: 1, Size.SMALL: 3, Size.PAPER: 3},
 )

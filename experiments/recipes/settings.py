@@ -70,7 +70,7 @@ COMPLETION_METHODS: dict[str, dict[str, Any]] = {
 }
 # Baselines of SSE with attended slots: 62,000 to 70,000 parameters, as it has.
 ATTENDED_METHODS: dict[str, dict[str, Any]] = {
-    "Deep Sets, matched": {"pool": DeepSets("mean", hidden=90)},
+    "Deep Sets, matched": {"pool": DeepSets("mean"), "hidden": 112},
     "PMA, attended": {"pool": PMA(num_seeds=8, width=32), "attentive": True},
     "Attention, slots attended": {"pool": Attention(8), "attentive": True},
 }
@@ -168,15 +168,20 @@ _WIDE_SLOTS = Slots(
     4, 128, "mean", slots="learned", attention="softmax", similarity="cosine", width=128
 )
 _SECOND_LEVEL = Slots(16, 128, apart=False, combine=Combine.SUM)
-DIGIT_POOLS: dict[str, Pool] = {
-    "Deep Sets": DeepSets("mean"),
-    "Deep Sets, matched": DeepSets("mean", hidden=451),  # as many parameters as wide slots
-    "SSE, as printed": Hierarchy((Slots(32, 128), _SECOND_LEVEL), activation=False),
+DIGIT_METHODS: dict[str, dict[str, Any]] = {
+    "Deep Sets": {"pool": DeepSets("mean")},
+    # as many parameters as wide slots
+    "Deep Sets, matched": {"pool": DeepSets("mean"), "channels": 144},
+    "SSE, as printed": {
+        "pool": Hierarchy((Slots(32, 128), _SECOND_LEVEL), activation=False),
+    },
     # A slot of the first level holds about 1/32 of a mean. A sum over the 32 slots restores it.
-    "SSE, as printed, scaled": Hierarchy(
-        (Slots(32, 128), replace(_SECOND_LEVEL, aggregate="sum")), activation=False
-    ),
-    "SSE, wide slots": _WIDE_SLOTS,
+    "SSE, as printed, scaled": {
+        "pool": Hierarchy(
+            (Slots(32, 128), replace(_SECOND_LEVEL, aggregate="sum")), activation=False
+        ),
+    },
+    "SSE, wide slots": {"pool": _WIDE_SLOTS},
 }
 DIGITS: dict[Size, Training[DigitCentroids]] = {
     Size.SMOKE: Training(
@@ -199,7 +204,7 @@ DIGITS: dict[Size, Training[DigitCentroids]] = {
 IMAGE_METHODS: dict[str, dict[str, Any]] = {
     "Deep Sets": {"pool": DeepSets("mean"), "layers": 2},
     # as many parameters as wide slots
-    "Deep Sets, matched": {"pool": DeepSets("mean", hidden=386), "layers": 0},
+    "Deep Sets, matched": {"pool": DeepSets("mean"), "layers": 2, "hidden": 386},
     "Linear, mean": {"pool": DeepSets("mean"), "layers": 0},
     "SSE, as printed": {
         "pool": Slots(

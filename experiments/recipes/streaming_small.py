@@ -40,5 +40,5 @@ RECIPE = Recipe(
     Slot Set Encoder is behind Deep Sets at every size. All methods accept sets smaller than
     those in training and improve as pixels arrive.""",
     cut="As in image completion.",
-    minutes=5,
+    minutes=20,
 )

@@ -242,12 +242,17 @@ class Centroids(Task):
 
 @dataclass(frozen=True)
 class DigitCentroids(Centroids):
-    """MNIST digits, 5-way with 10 supports and 10 queries; a small convolutional network."""
+    """MNIST digits, 5-way with 10 supports and 10 queries; a small convolutional network.
+
+    Args:
+        channels: channels after the second of three convolutions; None for 64.
+    """
 
     way: int = 5
     support: int = 10
     query: int = 10
     episodes: int = 1000
+    channels: int | None = None
 
     def data(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         digits = mnist.load(made_up=self.made_up)
@@ -257,12 +262,13 @@ class DigitCentroids(Centroids):
         return items.unsqueeze(1).float() / 255  # (N, 1, 28, 28)
 
     def build(self) -> SetEncoder:
+        channels = 64 if self.channels is None else self.channels
         features = nn.Sequential(
             _convolution(1, 32),
             nn.MaxPool2d(2),
-            _convolution(32, 64),
+            _convolution(32, channels),
             nn.MaxPool2d(2),
-            _convolution(64, DIM),
+            _convolution(channels, DIM),
             nn.AdaptiveAvgPool2d(1),
             nn.Flatten(),
         )
@@ -275,6 +281,7 @@ class FeatureCentroids(Centroids):
 
     Args:
         layers: number of linear layers before the pool, with ReLUs in between.
+        hidden: units of these layers but the last; None for as many as a centroid has dimensions.
     """
 
     way: int = 20
@@ -282,6 +289,7 @@ class FeatureCentroids(Centroids):
     query: int = 2
     episodes: int = 1000
     layers: int = 0
+    hidden: int | None = None
 
     def data(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         found = tiny_imagenet.load(made_up=self.made_up)
@@ -294,7 +302,8 @@ class FeatureCentroids(Centroids):
         width = self.data()[0]["train"].shape[1]
         if self.layers == 0:
             return self.pool.build(width, DIM)
-        return self.pool.build(DIM, DIM, linears(width, *[DIM] * self.layers))
+        hidden = DIM if self.hidden is None else self.hidden
+        return self.pool.build(DIM, DIM, linears(width, *[hidden] * (self.layers - 1), DIM))
 
 
 def accuracy_key(way: int) -> str:

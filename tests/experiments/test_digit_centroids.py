@@ -10,12 +10,12 @@ from torch import nn
 
 import setfold
 from experiments.recipe import Size
-from experiments.recipes.settings import DIGIT_POOLS, DIGITS
+from experiments.recipes.settings import DIGIT_METHODS, DIGITS
 from experiments.tasks.centroids import DigitCentroids
 
 
 def task_of(method: str) -> DigitCentroids:
-    return replace(DIGITS[Size.SMALL].task, pool=DIGIT_POOLS[method], made_up=True)
+    return replace(DIGITS[Size.SMALL].task, made_up=True, **DIGIT_METHODS[method])
 
 
 def built(method: str) -> nn.Module:

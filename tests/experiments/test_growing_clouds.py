@@ -11,8 +11,9 @@ import setfold
 from experiments.data import modelnet40
 from experiments.places import Volume
 from experiments.pools import DeepSets, Transformer
-from experiments.tasks.classification import PointClouds
-from experiments.tasks.growing_clouds import GrowingClouds, growing, grown_accuracy
+from experiments.recipe import Size
+from experiments.recipes import modelnet_streaming
+from experiments.tasks.growing_clouds import GrowingClouds, grown_accuracy
 
 TASK = GrowingClouds(DeepSets("max"), points=40, dim=16, widths=(16,), made_up=True)
 PLACES = replace(TASK, pool=Volume(4, (8, 8, 8)), widths=())
@@ -44,15 +45,16 @@ def test_the_number_of_points_differs_from_step_to_step():
     assert 60 < max(numbers) <= 80
 
 
-def test_the_same_task_can_have_sets_of_different_sizes():
-    plain = PointClouds(DeepSets("max"), points=40, dim=16, widths=(16,), made_up=True)
-    varied = growing(plain, fewest=40, most=40, smoothing=0.0, standardise=True)
+@pytest.mark.parametrize("method", modelnet_streaming.VARIED_METHODS)
+def test_varied_trainings_differ_in_the_number_of_points_only(method):
+    plain = modelnet_streaming.training_of(Size.SMOKE, 0)[method]
+    varied = modelnet_streaming.varied(plain, Size.SMOKE)
+    assert replace(varied, task=plain.task) == plain
+    assert (varied.task.fewest, varied.task.most) == modelnet_streaming.VARIED[Size.SMOKE]
     losses = []
-    for task in (plain, varied):
+    for task in (plain.task, replace(varied.task, fewest=None, most=None)):
         model = built(task)
         torch.manual_seed(1)
-        if task is plain:
-            torch.rand(())  # the other one draws the number of points
         losses.append(task.loss(model, task.batch(torch.arange(8))).item())
     assert losses[0] == losses[1]
 

@@ -25,7 +25,6 @@ from experiments.pools import (
 ONE_PASS = [
     DeepSets(),
     DeepSets(("max", "mean")),
-    DeepSets(hidden=12),
     LinearMean(12),
     Slots(4, 8),
     Slots(4, 8, ("weighted_mean", "max"), slots="learned", similarity="cosine"),

@@ -14,7 +14,7 @@ import torch
 
 from experiments import records, report
 from experiments.recipe import Size, settings_of
-from experiments.recipes import all_recipes, places_digits, places_large_faces
+from experiments.recipes import all_recipes, gradients, places_digits, places_large_faces
 from experiments.running import Options, run
 from experiments.tasks import centroids
 
@@ -116,6 +116,15 @@ def test_matched_methods_have_as_many_parameters_as_another(name, method, size):
     models = [replace(tasks[one], made_up=True).build() for one in (method, MATCHED[name, method])]
     ours, theirs = (sum(p.numel() for p in model.parameters()) for model in models)
     assert ours == pytest.approx(theirs, rel=0.04)  # with fewer classes than in earnest
+
+
+def test_gradients_are_compared_at_equal_time():
+    several = {one.method: one.training for one in gradients.runs(Size.SMALL, 0)}
+    exact = several["exact"].epochs * gradients.MILLISECONDS["exact"]
+    for method in ("whole set at once", "unbiased", "subset"):
+        epochs = several[f"{method}, equal time"].epochs
+        assert 0.9 * exact < epochs * gradients.MILLISECONDS[method] <= exact
+        assert replace(several[f"{method}, equal time"], epochs=3) == several[method]
 
 
 WIDER = ("Deep Sets, max, matched", "Deep Sets, max, matched, varied")  # instead of slots
