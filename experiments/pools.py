@@ -339,6 +339,12 @@ class Attention(SlottedPool):
 class PMA(SlottedPool):
     """The Set Transformer's pooling by multi-head attention, dim_out / num_seeds numbers per seed.
 
+    Args:
+        num_heads: number of heads.
+        num_seeds: number of seeds.
+        width: width of the attention, if seeds have fewer numbers; a linear layer then maps each
+            seed to its numbers. None for the numbers of a seed.
+
     >>> import torch
     >>> PMA().build(dim_in=3, dim_out=64)(torch.randn(2, 100, 3)).shape
     torch.Size([2, 64])
@@ -346,14 +352,18 @@ class PMA(SlottedPool):
 
     num_heads: int = 4
     num_seeds: int = 1
+    width: int | None = None
 
     def dim_of_slots(self, dim_out: int) -> int:
         return _share(dim_out, self.num_seeds, f"{self.num_seeds} seeds")
 
     def encoder(self, dim_in: int, dim_out: int) -> setfold.StreamingSetEncoder:
         dim = self.dim_of_slots(dim_out)
-        attention = setfold.PMA(dim, self.num_seeds, self.num_heads)
-        return setfold.Composition(attention, _widened(None, dim_in, dim))
+        width = dim if self.width is None else self.width
+        attention = setfold.PMA(width, self.num_seeds, self.num_heads)
+        return setfold.Composition(
+            attention, _widened(None, dim_in, width), _widened(None, width, dim)
+        )
 
 
 @dataclass(frozen=True)

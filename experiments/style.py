@@ -82,21 +82,26 @@ class Look:
         return {"facecolor": face, "edgecolor": edge, "hatch": self.hatch, "linewidth": 0.8}
 
 
-# Legends and tables list methods in this order.
+# Legends and tables list methods in this order. Methods of one recipe differ without colour, too.
 METHODS: dict[str, Look] = {
     "Published": Look(GREY, "_", DOTTED),
     "Deep Sets": Look(BLUE, "o"),
+    "Deep Sets, matched": Look(BLUE, "s", SHORT, hatch="//", hollow=True),
+    "Deep Sets, untrained": Look(GREY, "o", DOTTED, hatch="oo", hollow=True),
     "Deep Sets, max": Look(SKY, "^", LONG, hatch="||"),
     "Deep Sets, max, matched": Look(SKY, "<", SHORT, hatch="//", hollow=True),
     "Deep Sets, sum": Look(BLUE, "v", DOTTED, hatch="||", hollow=True),
     "PMA": Look(GREEN, "D", MIXED, hatch="\\\\"),
+    "PMA, attended": Look(GREEN, "s", LONG, hatch="--"),
     "Set Transformer": Look(PURPLE, "s", hatch="xx"),
     "Set Transformer, chunks averaged": Look(PURPLE, "s", SHORT, hatch="xx", hollow=True),
     "SSE, slots apart, chunks averaged": Look(VERMILION, "*", SHORT, hatch="**", hollow=True),
     "Deep Sets, chunks averaged": Look(BLUE, "o", SHORT, hatch="oo", hollow=True),
     "ISAB, max": Look(BLACK, "h", MIXED),
     "Attention, slots apart": Look(GREEN, "d", SHORT, hatch="\\\\", hollow=True),
+    "Attention, slots attended": Look(GREEN, "^", DOTTED, hatch="--", hollow=True),
     "SSE, as printed": Look(ORANGE, "X", LONG, hatch="//"),
+    "SSE, as printed, scaled": Look(ORANGE, "X", SHORT, hatch="xx", hollow=True),
     "SSE, as printed, learned": Look(ORANGE, "P", MIXED, hatch="++"),
     "SSE, as printed, random": Look(ORANGE, "P", DOTTED, hatch="//", hollow=True),
     "SSE → Set Transformer": Look(BLACK, "p", LONG, hatch="++"),
@@ -111,11 +116,17 @@ METHODS: dict[str, Look] = {
     "Places, 16 × 16": Look(BLACK, "H", hatch="oo"),
     "Places, 32 × 32": Look(BLACK, "h", SHORT, hatch="xx", hollow=True),
     "Deep Sets, max, varied": Look(SKY, "^", DOTTED, hatch="||", hollow=True),
+    "Deep Sets, max, matched, varied": Look(SKY, "D", MIXED, hatch="xx", hollow=True),
+    "SSE, as printed, learned, varied": Look(ORANGE, "d", SHORT, hatch="++", hollow=True),
+    "SSE, slots apart, varied": Look(VERMILION, "*", DOTTED, hatch="--", hollow=True),
     "Places": Look(GREEN, "v", hatch=".."),
     "Places, varied": Look(GREEN, "8", DOTTED, hatch="..", hollow=True),
     "Linear, mean": Look(GREEN, "H", LONG, hatch="--", hollow=True),
     "Linear, mean, wide": Look(GREEN, "X", DOTTED, hatch="xx", hollow=True),
     "Mean of the features": Look(GREY, "+", SHORT, hatch="++"),
+    "Mean of the pixels": Look(GREY, "x", SHORT, hatch="xx"),
+    "Whitened mean": Look(PURPLE, "v", LONG, hatch="||"),
+    "LDA": Look(PURPLE, "^", DOTTED, hatch="//", hollow=True),
     "Oracle": Look(BLACK, "x", DOTTED, hatch="....", hollow=True),
 }
 

@@ -52,6 +52,16 @@ def measured(
     return Run(method, training, bound, settings or {}, training.seed)
 
 
+def untrained(
+    measures: Mapping[str, Callable[..., Metrics]], seed: int, **arguments: Any
+) -> list[Run]:
+    """Return a run without training for each method; it calls measure(None, **arguments)."""
+    return [
+        Run(method, None, partial(measure, **arguments), seed=seed)
+        for method, measure in measures.items()
+    ]
+
+
 def table_of(
     values: Lines,
     corner: str,
@@ -86,6 +96,11 @@ def curve_section(
     return Section(table_of(values, xlabel, best=best, digits=digits), {"": drawing})
 
 
+def was_run(values: Mapping[str, Any], *methods: str) -> bool:
+    """Return whether there are values of these methods; sections appear before all runs are there."""
+    return all(method in values for method in methods)
+
+
 def against(
     values: Lines,
     ours: str,
@@ -101,7 +116,7 @@ def against(
     Args:
         values: {method: {x: {seed: value}}}.
         ours: method that the claim says is better.
-        baselines: methods that it is compared with.
+        baselines: methods that it is compared with; those that were not run are left out.
         measure: what the values are.
         unit: what x is, such as " points".
         part: what the comparisons count for.
@@ -115,6 +130,7 @@ def against(
     return [
         Comparison(ours, other, _told(x, unit), values[ours][x], values[other][x], measure, part)
         for other in baselines
+        if was_run(values, ours, other)
         for x in (sorted(values[ours]) if at is None else at)
         if x in values[ours] and x in values[other]
     ]
@@ -130,15 +146,15 @@ def in_pairs(
 
     Args:
         values: {method: {seed: value}}.
-        pairs: {(ours, baseline): what the comparison counts for}; pairs that were not measured are
-            left out (smoke runs have fewer).
+        pairs: {(ours, baseline): what the comparison counts for}; pairs that were not run are left
+            out.
         measure: what the values are.
         where: setting of all comparisons.
     """
     return [
         Comparison(ours, other, where, values[ours], values[other], measure, part)
         for (ours, other), part in pairs.items()
-        if {ours, other} <= values.keys()
+        if was_run(values, ours, other)
     ]
 
 
@@ -155,7 +171,7 @@ def changes(
 
     Args:
         values: {method: {x: {seed: value}}}.
-        methods: the methods.
+        methods: the methods; those that were not run are left out.
         pairs: (x, baseline): the claim says that x is better; pairs that were not measured are left
             out (smoke runs have fewer).
         measure: what the values are.
@@ -163,10 +179,19 @@ def changes(
         part: what the comparisons count for.
     """
     return [
-        Comparison(_told(x, unit), _told(y, unit), method, line[x], line[y], measure, part)
-        for method, line in ((method, values[method]) for method in methods)
+        Comparison(
+            _told(x, unit),
+            _told(y, unit),
+            method,
+            values[method][x],
+            values[method][y],
+            measure,
+            part,
+        )
+        for method in methods
+        if was_run(values, method)
         for x, y in pairs
-        if {x, y} <= line.keys()
+        if {x, y} <= values[method].keys()
     ]
 
 

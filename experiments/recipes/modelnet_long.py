@@ -21,7 +21,7 @@ from experiments.recipes.settings import CLOUD_METHODS, CLOUDS
 from experiments.records import Record
 from experiments.report import Section
 from experiments.statistics import ACCURACY, Comparison, Part
-from experiments.tasks.growing_clouds import GrowingClouds, tested_accuracies
+from experiments.tasks.growing_clouds import GrowingClouds, growing, tested_accuracies
 
 POINTS = {Size.SMOKE: (20, 40), Size.SMALL: (100, 200, 500, 1000), Size.PAPER: (100, 1000, 2000)}
 EPOCHS = {Size.SMOKE: 1, Size.SMALL: 60, Size.PAPER: 200}
@@ -29,11 +29,7 @@ DROPOUT = 0.3
 # All but the first have about 330,000 parameters at 40 classes.
 METHODS: dict[str, dict[str, Any]] = {
     "Deep Sets, max": {"pool": DeepSets("max")},
-    "Deep Sets, max, matched": {
-        "pool": DeepSets("max"),
-        "widths": (128, 128, 480),
-        "dim": 480,
-    },
+    "Deep Sets, max, matched": CLOUD_METHODS["Deep Sets, max, matched"],
     "SSE, as printed, learned": CLOUD_METHODS["SSE, as printed, learned"],
     "SSE, as printed, random": CLOUD_METHODS["SSE, as printed, random"],
     "ISAB, max": CLOUD_METHODS["ISAB, max"],
@@ -49,19 +45,7 @@ METHODS: dict[str, dict[str, Any]] = {
 def training_of(size: Size, seed: int) -> Training[GrowingClouds]:
     """Return the training of Deep Sets; the methods differ in their tasks only."""
     base: Training[Any] = CLOUDS[Size.SMALL if size is Size.PAPER else size]
-    plain = base.task
-    task = GrowingClouds(
-        plain.pool,
-        points=plain.points,
-        dim=plain.dim,
-        widths=plain.widths,
-        activation=plain.activation,
-        layer_norm=True,
-        batch_norm=True,
-        dropout=DROPOUT,
-        standardise=True,
-        made_up=plain.made_up,
-    )
+    task = growing(base.task, dropout=DROPOUT, standardise=True)
     epochs = EPOCHS[size]
     return replace(base, task=task, epochs=epochs, validations=-(-epochs // 5), seed=seed)
 
@@ -110,7 +94,9 @@ RECIPE = Recipe(
     headline=headline,
     comparisons=comparisons,
     test_items=2_446,
+    summary="SSE is more accurate on ModelNet40 than Deep Sets, after three times as many epochs",
     verdict="",
     cut="",
     minutes=180,
+    seeds={Size.SMOKE: 1, Size.SMALL: 3, Size.PAPER: 3},
 )

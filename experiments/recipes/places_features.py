@@ -16,18 +16,17 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import setfold
 from experiments import report
 from experiments.places import Plane
-from experiments.pools import DeepSets, LinearMean
-from experiments.recipe import Metrics, Recipe, Run, Size
-from experiments.recipes.common import against, curve_section, ends, with_methods
+from experiments.pools import LinearMean
+from experiments.recipe import Recipe, Run, Size
+from experiments.recipes.common import against, curve_section, ends, untrained, with_methods
 from experiments.recipes.image_centroids import SUPPORTS
 from experiments.recipes.settings import IMAGE_METHODS, IMAGES
 from experiments.records import Record
 from experiments.report import Section
 from experiments.statistics import ACCURACY, Comparison, Part, Seeds
-from experiments.tasks.centroids import FeatureCentroids
+from experiments.tasks.closed_form import mean_accuracy
 
 WAY = {Size.SMOKE: 10, Size.SMALL: 200, Size.PAPER: 200}
 BOUND = 12.0  # 98 of 100 images are inside; the standard deviations are 4.5 and 4.2
@@ -35,30 +34,23 @@ METHODS: dict[str, dict[str, Any]] = {
     "Deep Sets": IMAGE_METHODS["Deep Sets"],
     "SSE, wide slots": IMAGE_METHODS["SSE, wide slots"],
     "Places, 4 × 4": {"pool": Plane(BOUND), "layers": 0},
-    "Linear, mean": {"pool": DeepSets("mean"), "layers": 0},
+    "Linear, mean": IMAGE_METHODS["Linear, mean"],
     "Linear, mean, wide": {"pool": LinearMean(1362), "layers": 0},  # the parameters of places
 }
-UNTRAINED = "Mean of the features"
+UNTRAINED = {"Mean of the features": mean_accuracy}
 
 
 def runs(size: Size, seed: int) -> list[Run]:
     """Measure each method, and the mean of the features itself, with each support size."""
     trainings = with_methods(replace(IMAGES[size], seed=seed), METHODS)
     arguments: dict[str, Any] = {"supports": SUPPORTS[size], "ways": (WAY[size],)}
-    task = IMAGES[size].task
     return [
         *(
             Run(method, one, partial(one.task.growing, **arguments), seed=seed)
             for method, one in trainings.items()
         ),
-        Run(UNTRAINED, None, partial(_mean, task=task, **arguments), seed=seed),
+        *untrained(UNTRAINED, seed, task=IMAGES[size].task, **arguments),
     ]
-
-
-def _mean(model: None, task: FeatureCentroids, **arguments: Any) -> Metrics:
-    """Measure the mean of the features, without a network."""
-    width = task.data()[0]["train"].shape[1]
-    return task.growing(setfold.Pool(width, "mean"), **arguments)
 
 
 def values_of(records: Sequence[Record]) -> dict[str, dict[float, Seeds]]:
@@ -77,7 +69,7 @@ def section(records: Sequence[Record]) -> Section:
 def comparisons(records: Sequence[Record]) -> list[Comparison]:
     """Compare places with the same model without a grid, and with other methods."""
     values, unit, sizes = values_of(records), " images", (500, 10, 1)
-    linear, others = ("Linear, mean", "Linear, mean, wide"), ("Deep Sets", UNTRAINED)
+    linear, others = ("Linear, mean", "Linear, mean, wide"), ("Deep Sets", *UNTRAINED)
     return [
         *against(values, "Places, 4 × 4", linear, ACCURACY, unit, at=sizes),
         *against(values, "Places, 4 × 4", others, ACCURACY, unit, part=Part.ASIDE, at=sizes),

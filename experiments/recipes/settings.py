@@ -68,6 +68,12 @@ COMPLETION_METHODS: dict[str, dict[str, Any]] = {
     "SSE, slots attended": {"pool": SLOTS_APART, "attentive": True},
     "Attention, slots apart": {"pool": Attention(8)},
 }
+# Baselines of SSE with attended slots: 62,000 to 70,000 parameters, as it has.
+ATTENDED_METHODS: dict[str, dict[str, Any]] = {
+    "Deep Sets, matched": {"pool": DeepSets("mean"), "hidden": 112},
+    "PMA, attended": {"pool": PMA(num_seeds=8, width=32), "attentive": True},
+    "Attention, slots attended": {"pool": Attention(8), "attentive": True},
+}
 NLL = "NLL (nats per dimension)"
 
 # Ablations compare settings of one encoder, so they train for fewer epochs.
@@ -83,6 +89,11 @@ _CLOUD_SLOTS = Slots(4, 64, "max", slots="learned", attention="softmax", similar
 _PRINTED_CLOUD_SLOTS = Slots(16, 256, "max", apart=False, combine=Combine.MAX)
 CLOUD_METHODS: dict[str, dict[str, Any]] = {
     "Deep Sets, max": {"pool": DeepSets("max")},
+    "Deep Sets, max, matched": {  # as many parameters as SSE as printed
+        "pool": DeepSets("max"),
+        "widths": (128, 128, 480),
+        "dim": 480,
+    },
     "Set Transformer": {
         "pool": Transformer(dropout=0.2, dim=128),
         "widths": (),
@@ -101,6 +112,11 @@ CLOUD_METHODS: dict[str, dict[str, Any]] = {
 }
 PAPER_CLOUD_METHODS: dict[str, dict[str, Any]] = {
     **CLOUD_METHODS,
+    "Deep Sets, max, matched": {
+        "pool": DeepSets("max"),
+        "widths": (256, 256, 456),
+        "dim": 456,
+    },
     "Set Transformer": {"pool": Transformer(dropout=0.5), "widths": (), "hidden": False},
 }
 CLOUDS: dict[Size, Training[PointClouds]] = {
@@ -151,12 +167,21 @@ FINE_TUNING: dict[Size, Training[PointClouds]] = {
 _WIDE_SLOTS = Slots(
     4, 128, "mean", slots="learned", attention="softmax", similarity="cosine", width=128
 )
-DIGIT_POOLS: dict[str, Pool] = {
-    "Deep Sets": DeepSets("mean"),
-    "SSE, as printed": Hierarchy(
-        (Slots(32, 128), Slots(16, 128, apart=False, combine=Combine.SUM)), activation=False
-    ),
-    "SSE, wide slots": _WIDE_SLOTS,
+_SECOND_LEVEL = Slots(16, 128, apart=False, combine=Combine.SUM)
+DIGIT_METHODS: dict[str, dict[str, Any]] = {
+    "Deep Sets": {"pool": DeepSets("mean")},
+    # as many parameters as wide slots
+    "Deep Sets, matched": {"pool": DeepSets("mean"), "channels": 144},
+    "SSE, as printed": {
+        "pool": Hierarchy((Slots(32, 128), _SECOND_LEVEL), activation=False),
+    },
+    # A slot of the first level holds about 1/32 of a mean. A sum over the 32 slots restores it.
+    "SSE, as printed, scaled": {
+        "pool": Hierarchy(
+            (Slots(32, 128), replace(_SECOND_LEVEL, aggregate="sum")), activation=False
+        ),
+    },
+    "SSE, wide slots": {"pool": _WIDE_SLOTS},
 }
 DIGITS: dict[Size, Training[DigitCentroids]] = {
     Size.SMOKE: Training(
@@ -178,6 +203,9 @@ DIGITS: dict[Size, Training[DigitCentroids]] = {
 }
 IMAGE_METHODS: dict[str, dict[str, Any]] = {
     "Deep Sets": {"pool": DeepSets("mean"), "layers": 2},
+    # as many parameters as wide slots
+    "Deep Sets, matched": {"pool": DeepSets("mean"), "layers": 2, "hidden": 386},
+    "Linear, mean": {"pool": DeepSets("mean"), "layers": 0},
     "SSE, as printed": {
         "pool": Slots(
             128, 128, apart=False, combine=Combine.SUM

@@ -29,7 +29,7 @@ CHUNKS = {Size.SMOKE: (20, 5), Size.SMALL: (100, 5), Size.PAPER: (100, 5)}
 
 
 def comparisons(records: Sequence[Record]) -> list[Comparison]:
-    """Compare both variants with Deep Sets and PMA after the first, third and last chunk."""
+    """Compare both variants and attended slots with others after the first, third, last chunk."""
     return both_variants(report.traces(records, "nll", "pixels"), " pixels", at=(100, 300, 500))
 
 
@@ -51,5 +51,5 @@ RECIPE = Recipe(
     still contains zero. No difference between it and PMA is shown. All methods accept sets smaller
     than those in training and improve as pixels arrive.""",
     cut="As in image completion.",
-    minutes=5,
+    minutes=20,
 )

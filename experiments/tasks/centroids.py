@@ -7,10 +7,10 @@ encodes a query as a set of one element and assigns it to the class with the nea
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from sklearn.manifold import TSNE
@@ -115,34 +115,59 @@ class Centroids(Task):
         self,
         model: nn.Module | None,
         *,
+        queries: int | None = None,
+        split: str = "test",
+        **arguments: Any,
+    ) -> Metrics:
+        """Measure the accuracy of the nearest centroid while support sets grow.
+
+        Args:
+            model: model in eval mode.
+            queries: number of queries, evenly spaced over the split; None for all.
+            split: split of the queries.
+            arguments: other arguments of `accuracies`.
+        """
+        model = _streaming(model)
+        items, labels = self.queries(split, queries)
+        encodings = encoded(model, self, items)
+        return self.accuracies(
+            model,
+            lambda state: torch.cdist(encodings, model.readout(state)),
+            labels.to(encodings.device),
+            split=split,
+            **arguments,
+        )
+
+    def accuracies(
+        self,
+        model: StreamingSetEncoder,
+        distances_to: Callable[[SetState], Tensor],
+        labels: Tensor,
+        *,
         supports: Sequence[int],
         ways: Sequence[int],
         draws: int = 10,
         redrawn: int = 100,
-        queries: int | None = None,
         split: str = "test",
     ) -> Metrics:
         """Measure accuracy while support sets grow: one stream per class, read at several sizes.
 
         Args:
-            model: model in eval mode.
+            model: model in eval mode that absorbs the supports.
+            distances_to: function of the state of all classes: distances (queries, classes).
+            labels: classes of the queries (queries,).
             supports: increasing sizes at which the states are read; smaller classes use all items.
             ways: numbers of classes to choose from; if not all, the mean over ten random choices.
             draws: number of random streams to average over.
             redrawn: largest size to average over `draws` streams; larger sizes use the first one.
-            queries: number of queries, evenly spaced over the split; None for all.
             split: split of the queries.
         """
-        model = _streaming(model)
-        items, labels = self._queries(split, queries)
-        encodings = encoded(model, self, items)
-        labels = labels.to(encodings.device)
         hits: dict[tuple[int, int], list[float]] = {}
         for draw in range(draws):
             generator = torch.Generator().manual_seed(draw)
             sizes = [size for size in supports if draw == 0 or size <= redrawn]
-            for size, centroids in self._streamed(model, sizes, split, generator):
-                distances = torch.cdist(encodings, centroids)
+            for size, state in self._states(model, sizes, split, generator):
+                distances = distances_to(state)
                 for way in ways:
                     found = accuracy(distances, labels, way, generator)
                     hits.setdefault((way, size), []).append(found)
@@ -170,12 +195,12 @@ class Centroids(Task):
             split: split of the queries.
         """
         model = _streaming(model)
-        items, labels = self._queries(split)
+        items, labels = self.queries(split)
         of_classes = _rows_by_label(labels)[:classes]
         shown = torch.cat([rows[: queries // classes] for rows in of_classes])
         most = max(len(rows) for rows in _rows_by_label(self._supports(split)[1]))
-        streamed = self._streamed(model, [1, most], split, torch.Generator().manual_seed(0))
-        one, everything = (centroids[:classes] for _, centroids in streamed)
+        states = self._states(model, [1, most], split, torch.Generator().manual_seed(0))
+        one, everything = (model.readout(state)[:classes] for _, state in states)
         points = torch.cat([encoded(model, self, items[shown]), one, everything]).cpu().numpy()
         flat = torch.from_numpy(TSNE(random_state=0, perplexity=15).fit_transform(points))
         measured: Metrics = {"labels": labels[shown].float().tolist()}
@@ -185,7 +210,7 @@ class Centroids(Task):
                 measured[f"{name}, {axis}"] = [round(value, 3) for value in values]
         return measured
 
-    def _queries(self, split: str, number: int | None = None) -> tuple[Tensor, Tensor]:
+    def queries(self, split: str, number: int | None = None) -> tuple[Tensor, Tensor]:
         """Return items and labels of a split, or some of them, evenly spaced."""
         items, labels = (part[split] for part in self.data())
         step = 1 if number is None else -(-len(labels) // number)
@@ -197,33 +222,37 @@ class Centroids(Task):
         splits = ["train", "validation"] if split == "test" else ["train"]
         return torch.cat([items[s] for s in splits]), torch.cat([labels[s] for s in splits])
 
-    def _streamed(
+    def _states(
         self,
         model: StreamingSetEncoder,
         sizes: Sequence[int],
         split: str,
         generator: torch.Generator,
-    ) -> list[tuple[int, Tensor]]:
-        """Return the centroids (classes, d) after each number of supports per class."""
+    ) -> Iterator[tuple[int, SetState]]:
+        """Yield the state of all classes after each number of supports per class."""
         items, labels = self._supports(split)
         classes = [_drawn(rows, len(rows), generator) for rows in _rows_by_label(labels)]
-        state, seen, read = model.initial_state(len(classes)), 0, []
+        state, seen = model.initial_state(len(classes)), 0
         for size in sizes:
             arriving = torch.cat([rows[seen:size] for rows in classes])
             state = absorbed(model, self, state, items[arriving], labels[arriving])
             seen = size
-            read.append((size, model.readout(state)))
-        return read
+            yield size, state
 
 
 @dataclass(frozen=True)
 class DigitCentroids(Centroids):
-    """MNIST digits, 5-way with 10 supports and 10 queries; a small convolutional network."""
+    """MNIST digits, 5-way with 10 supports and 10 queries; a small convolutional network.
+
+    Args:
+        channels: channels after the second of three convolutions; None for 64.
+    """
 
     way: int = 5
     support: int = 10
     query: int = 10
     episodes: int = 1000
+    channels: int | None = None
 
     def data(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         digits = mnist.load(made_up=self.made_up)
@@ -233,12 +262,13 @@ class DigitCentroids(Centroids):
         return items.unsqueeze(1).float() / 255  # (N, 1, 28, 28)
 
     def build(self) -> SetEncoder:
+        channels = 64 if self.channels is None else self.channels
         features = nn.Sequential(
             _convolution(1, 32),
             nn.MaxPool2d(2),
-            _convolution(32, 64),
+            _convolution(32, channels),
             nn.MaxPool2d(2),
-            _convolution(64, DIM),
+            _convolution(channels, DIM),
             nn.AdaptiveAvgPool2d(1),
             nn.Flatten(),
         )
@@ -251,6 +281,7 @@ class FeatureCentroids(Centroids):
 
     Args:
         layers: number of linear layers before the pool, with ReLUs in between.
+        hidden: units of these layers but the last; None for as many as a centroid has dimensions.
     """
 
     way: int = 20
@@ -258,6 +289,7 @@ class FeatureCentroids(Centroids):
     query: int = 2
     episodes: int = 1000
     layers: int = 0
+    hidden: int | None = None
 
     def data(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         found = tiny_imagenet.load(made_up=self.made_up)
@@ -270,7 +302,8 @@ class FeatureCentroids(Centroids):
         width = self.data()[0]["train"].shape[1]
         if self.layers == 0:
             return self.pool.build(width, DIM)
-        return self.pool.build(DIM, DIM, linears(width, *[DIM] * self.layers))
+        hidden = DIM if self.hidden is None else self.hidden
+        return self.pool.build(DIM, DIM, linears(width, *[hidden] * (self.layers - 1), DIM))
 
 
 def accuracy_key(way: int) -> str:

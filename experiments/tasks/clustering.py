@@ -7,7 +7,7 @@ the plane, 100 to 500 points, log-likelihood per point.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
@@ -156,34 +156,41 @@ class Clustering(Task):
 
     @torch.no_grad()
     def streamed(
-        self,
-        model: nn.Module | None,
-        *,
-        sizes: Sequence[int] = (100, 1000, 10_000, 100_000, 1_000_000),
-        mixtures: int = 4,
-        chunk: int = 10_000,
+        self, model: nn.Module | None, *, mixtures: Mapping[int, int], chunk: int = 40_000
     ) -> Metrics:
         """Measure the log-likelihood per point of larger and larger sets, folded in chunks.
 
-        Points are generated on demand; only one chunk is in memory.
+        Points are generated on demand; only one chunk is in memory. Fewer mixtures are the first
+        of more mixtures, so their scores can be compared one by one.
 
         Args:
             model: model in eval mode whose encoder folds in one or several passes.
-            sizes: numbers of points per set.
-            mixtures: number of sets in a batch.
-            chunk: points per set and chunk.
+            mixtures: number of sets for each number of points per set.
+            chunk: points per chunk, of all sets together.
+
+        Returns:
+            For each number of points, the log-likelihood of each set minus that under the true
+            parameters.
         """
         assert isinstance(model, Clusterer)
         device = next(model.parameters()).device
-        truth = draw_mixtures(mixtures, self.clusters, torch.Generator().manual_seed(0))
-        there = Mixture(*(part.to(device) for part in truth))
-        found, true = [], []
-        for size in sizes:
-            chunks = partial(_points, truth, size, chunk, device)
+        most = draw_mixtures(
+            max(mixtures.values()), self.clusters, torch.Generator().manual_seed(0)
+        )
+        found: Metrics = {}
+        for size, number in mixtures.items():
+            truth = Mixture(*(part[:number] for part in most))
+            chunks = partial(_points, truth, size, max(1, chunk // number), device)
             guess = model.decode(fold(model.encoder, chunks))
-            found.append(_log_likelihood_of(guess, chunks()))
-            true.append(_log_likelihood_of(there, chunks()))
-        return {"sizes": [float(size) for size in sizes], self.metric: found, "oracle": true}
+            there = Mixture(*(part.to(device) for part in truth))
+            apart = _log_likelihood_of(guess, chunks()) - _log_likelihood_of(there, chunks())
+            found[below_oracle_key(size)] = apart.tolist()
+        return found
+
+
+def below_oracle_key(size: int) -> str:
+    """Return the key of the scores of sets with this many points, in the metrics of `streamed`."""
+    return f"below oracle, {size} points"
 
 
 def _points(mixture: Mixture, size: int, chunk: int, device: torch.device) -> Iterator[Tensor]:
@@ -193,10 +200,10 @@ def _points(mixture: Mixture, size: int, chunk: int, device: torch.device) -> It
         yield mixture.draw(min(chunk, size - start), generator).to(device)
 
 
-def _log_likelihood_of(mixture: Mixture, chunks: Iterator[Tensor]) -> float:
-    """Return the mean log-likelihood per point over all chunks."""
-    total, count = 0.0, 0
-    for points in chunks:
-        total += mixture.log_likelihood(points).sum(dtype=torch.float64).item()
-        count += points.shape[0] * points.shape[1]
-    return total / count
+def _log_likelihood_of(mixture: Mixture, chunks: Iterator[Tensor]) -> Tensor:
+    """Return the mean log-likelihood per point of each set (B,), over all chunks."""
+    parts = [
+        (mixture.log_likelihood(points).sum(1, dtype=torch.float64), points.shape[1])
+        for points in chunks
+    ]
+    return torch.stack([total for total, _ in parts]).sum(0) / sum(count for _, count in parts)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import cast
+from dataclasses import dataclass, fields, replace
+from typing import Any, cast
 
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -45,6 +45,12 @@ class GrowingClouds(PointClouds):
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         return cross_entropy(model(batch.points), batch.labels, label_smoothing=self.smoothing)
+
+
+def growing(task: PointClouds, **changes: Any) -> GrowingClouds:
+    """Return the same task as GrowingClouds, with some fields changed."""
+    same = {field.name: getattr(task, field.name) for field in fields(PointClouds)}
+    return GrowingClouds(**{**same, **changes})
 
 
 def grown_accuracy(model: Classifier, task: GrowingClouds, points: Sequence[int]) -> Metrics:

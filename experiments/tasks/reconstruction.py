@@ -182,6 +182,7 @@ class Reconstruction(Task):
         gradient: gradient of setfold.fold in training; None to encode the context at once.
         chunk: pixels per chunk of the fold.
         samples: number of chunks to draw for the gradients "unbiased" and "subset".
+        hidden: units of the two hidden layers on each pixel; None for `dim`.
     """
 
     metric: ClassVar[str] = "nll"
@@ -198,6 +199,7 @@ class Reconstruction(Task):
     gradient: str | None = None
     chunk: int | None = None
     samples: int = 1
+    hidden: int | None = None
 
     def __post_init__(self) -> None:
         if (self.gradient is None) != (self.chunk is None):
@@ -210,7 +212,8 @@ class Reconstruction(Task):
         return len(self._images("train"))
 
     def build(self) -> NeuralProcess:
-        features = linears(5, *[self.dim] * 3)
+        hidden = self.dim if self.hidden is None else self.hidden
+        features = linears(5, hidden, hidden, self.dim)
         encoder, width, look = self._encoder(features)
         norm = nn.LayerNorm(width) if self.normalise else nn.Identity()
         folding = None

@@ -91,8 +91,8 @@ def test_streamed_centroids_are_whole_ones(task: Centroids) -> None:
     model = task.build().eval()
     assert isinstance(model, setfold.StreamingSetEncoder)
     items, labels = task._supports("validation")
-    streamed = task._streamed(model, [4, 1000], "validation", torch.Generator().manual_seed(3))
-    (_, few), (_, everything) = streamed
+    states = task._states(model, [4, 1000], "validation", torch.Generator().manual_seed(3))
+    few, everything = (model.readout(state) for _, state in states)
     generator = torch.Generator().manual_seed(3)
     for label in range(len(few)):
         whole = task.prepared(items[labels == label])
@@ -185,6 +185,6 @@ def test_raw_features_give_the_known_accuracy() -> None:
     task = FeatureCentroids(DeepSets())
     items, labels = task._supports("test")
     centroids = torch.stack([items[labels == label].mean(0) for label in range(200)])
-    queries, truth = task._queries("test")
+    queries, truth = task.queries("test")
     found = accuracy(torch.cdist(queries, centroids), truth, 200, torch.Generator())
     assert found == pytest.approx(0.514, abs=0.005)  # nearest class means of all supports

@@ -79,29 +79,23 @@ def test_the_true_parameters_reach_the_published_likelihood() -> None:
 def test_folded_models_say_what_whole_ones_say(pool: Pool) -> None:
     task = small(pool)
     model = task.build().eval()
-    found = task.streamed(model, sizes=(50, 700), mixtures=3, chunk=200)
-    truth = draw_mixtures(3, 4, torch.Generator().manual_seed(0))
-    for i, size in enumerate((50, 700)):
-        points = torch.cat(list(_points(truth, size, 200, torch.device("cpu"))), 1)
-        assert points.shape == (3, size, 2)
+    found = task.streamed(model, mixtures={50: 5, 700: 3}, chunk=600)
+    truth = draw_mixtures(5, 4, torch.Generator().manual_seed(0))
+    for size, number, chunk in ((50, 5, 120), (700, 3, 200)):
+        first = Mixture(*(part[:number] for part in truth))
+        points = torch.cat(list(_points(first, size, chunk, torch.device("cpu"))), 1)
+        assert points.shape == (number, size, 2)
         with torch.no_grad():
-            expected = model(points).log_likelihood(points).mean().item()
-        assert _listed(found, "log-likelihood")[i] == pytest.approx(expected, rel=1e-4)
-        oracle = truth.log_likelihood(points).mean().item()
-        assert _listed(found, "oracle")[i] == pytest.approx(oracle, rel=1e-4)
-
-
-def _listed(found: dict[str, float | list[float]], name: str) -> list[float]:
-    values = found[name]
-    assert isinstance(values, list)
-    return values
+            scores = model(points).log_likelihood(points) - first.log_likelihood(points)
+        expected = [row.mean().item() for row in scores]
+        assert found[f"below oracle, {size} points"] == pytest.approx(expected, rel=1e-4)
 
 
 def test_an_encoder_that_cannot_be_folded_is_refused() -> None:
     encoder = setfold.FullSetTransformer(2, 16, head=nn.Sequential(nn.Flatten(), nn.Linear(16, 64)))
     model = Clusterer(encoder, clusters=4, width=16, blocks=1).eval()
     with pytest.raises(setfold.InputError, match="cannot be folded"):
-        small(DeepSets()).streamed(model, sizes=(10,))
+        small(DeepSets()).streamed(model, mixtures={10: 2})
 
 
 def test_a_batch_has_sets_of_one_size_within_the_bounds() -> None:

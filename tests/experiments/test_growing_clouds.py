@@ -11,6 +11,8 @@ import setfold
 from experiments.data import modelnet40
 from experiments.places import Volume
 from experiments.pools import DeepSets, Transformer
+from experiments.recipe import Size
+from experiments.recipes import modelnet_streaming
 from experiments.tasks.growing_clouds import GrowingClouds, grown_accuracy
 
 TASK = GrowingClouds(DeepSets("max"), points=40, dim=16, widths=(16,), made_up=True)
@@ -41,6 +43,20 @@ def test_the_number_of_points_differs_from_step_to_step():
     assert len(numbers) > 20
     assert 10 <= min(numbers) < 15
     assert 60 < max(numbers) <= 80
+
+
+@pytest.mark.parametrize("method", modelnet_streaming.VARIED_METHODS)
+def test_varied_trainings_differ_in_the_number_of_points_only(method):
+    plain = modelnet_streaming.training_of(Size.SMOKE, 0)[method]
+    varied = modelnet_streaming.varied(plain, Size.SMOKE)
+    assert replace(varied, task=plain.task) == plain
+    assert (varied.task.fewest, varied.task.most) == modelnet_streaming.VARIED[Size.SMOKE]
+    losses = []
+    for task in (plain.task, replace(varied.task, fewest=None, most=None)):
+        model = built(task)
+        torch.manual_seed(1)
+        losses.append(task.loss(model, task.batch(torch.arange(8))).item())
+    assert losses[0] == losses[1]
 
 
 def test_labels_are_smoothed():

@@ -35,6 +35,7 @@ ONE_PASS = [
     Attention(4, num_heads=2),
     PMA(num_heads=2),
     PMA(num_heads=2, num_seeds=4),
+    PMA(num_heads=2, num_seeds=4, width=8),
 ]
 AS_PRINTED = [
     *(Slots(4, 8, g, apart=False) for g in ("sum", "mean", "max", "min")),

@@ -9,6 +9,8 @@ from matplotlib.axes import Axes
 from PIL import Image
 
 from experiments import style
+from experiments.recipe import Size
+from experiments.recipes import all_recipes
 
 OKABE_ITO = {"#000000", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7"}
 SERIES = {
@@ -33,8 +35,12 @@ def whiskers(axes: Axes) -> list[list[float]]:
     return [[ends[0, 0], *ends[:, 1]] for ends in upright]
 
 
-def test_methods_can_be_told_apart_without_colour():
-    looks = style.METHODS.values()
+@pytest.mark.parametrize("recipe", all_recipes().values(), ids=lambda recipe: recipe.name)
+def test_methods_of_a_recipe_can_be_told_apart_without_colour(recipe):
+    names = {"Published", "Oracle", *(run.method for run in recipe.runs(Size.SMALL, 0))}
+    if recipe.name == "inconsistency":
+        names |= {f"{name}, chunks averaged" for name in names}
+    looks = [style.METHODS[name] for name in names & style.METHODS.keys()]
     assert len({(look.marker, look.hollow) for look in looks}) == len(looks)
     for one, other in itertools.combinations(looks, 2):
         assert (one.colour, one.hatch, one.hollow) != (other.colour, other.hatch, other.hollow)
