@@ -61,7 +61,7 @@ class EveryLayer:
     ) -> setfold.StreamingSetEncoder:
         if not isinstance(features, nn.Sequential):
             raise setfold.InputError(
-                "EveryLayer needs features that are an nn.Sequential with activations; got "
+                "EveryLayer needs features that are an nn.Sequential of layers; got "
                 f"{type(features).__name__}."
             )
         layers = AllLayers(features)
@@ -70,7 +70,7 @@ class EveryLayer:
 
 
 class AllLayers(nn.Module):
-    """Concatenates what a network holds after each of its activations: (N, d) -> (N, dim_out)."""
+    """Concatenates the outputs of all layers of a network, after activations: (N, d) -> (N, dim_out)."""
 
     def __init__(self, layers: nn.Sequential) -> None:
         super().__init__()
@@ -79,9 +79,9 @@ class AllLayers(nn.Module):
 
     def forward(self, elements: Tensor) -> Tensor:
         found = []
-        for layer in self.layers:
+        for number, layer in enumerate(self.layers, 1):
             elements = layer(elements)
-            if isinstance(layer, nn.ReLU | nn.Tanh):
+            if isinstance(layer, nn.ReLU | nn.Tanh) or number == len(self.layers):
                 found.append(elements)
         return torch.cat(found, -1)
 
