@@ -213,7 +213,8 @@ def set_transformer(encoder: setfold.SetTransformer | setfold.FullSetTransformer
 
 def constant_memory(encoder: setfold.ConstantMemoryEncoder, elements):
     """(n, d) elements to (K, dim), block by block."""
-    elements = np.array([_linear(element, encoder.features) for element in _array(elements)])
+    linear, norm = encoder.features
+    elements = np.array([_normed(_linear(element, linear), norm) for element in _array(elements)])
     latents, pools = _array(encoder.head.latents), encoder.encoder.encoders.values()
     for pool, update in zip(pools, encoder.head.updates, strict=True):
         seen = sab(update.among_block, seed_attention(pool, elements))

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from experiments import report
 from experiments.places import Painting
 from experiments.recipe import Outcome, Recipe, Run, Size, Training
 from experiments.recipes import places_faces
@@ -23,6 +22,7 @@ from experiments.recipes.growing import (
     completion_headline,
     completion_runs,
     completion_section,
+    progress_table,
 )
 from experiments.records import Record
 from experiments.report import Section
@@ -57,17 +57,7 @@ def runs(size: Size, seed: int) -> list[Run]:
 def section(records: Sequence[Record]) -> Section:
     """Show squared error and NLL against the number of pixels, and progress in training."""
     found = completion_section(records, NOTES)
-    return replace(found, table=f"{found.table}\n\n{_progress(records)}")
-
-
-def _progress(records: Sequence[Record]) -> str:
-    """Show validation NLL after half of the training and after all of it."""
-    rows: list[list[report.Cell]] = []
-    for (method,), own in report.by(records, "method").items():
-        values = [one.history["nll"] for one in own]
-        first = [line[0] for line in values] if len(values[0]) > 1 else None
-        rows.append([method, first, [line[-1] for line in values]])
-    return report.table(["validation NLL", "half of the training", "all"], rows, best=min)
+    return replace(found, table=f"{found.table}\n\n{progress_table(records)}")
 
 
 NOTES = """\

@@ -19,6 +19,7 @@ from setfold.core.composition import Composition
 from setfold.core.readout import Count
 from setfold.core.statistic import Statistics, spread
 from setfold.encoders.concat import Concat
+from setfold.encoders.layers import LayerNorm
 from setfold.encoders.set_transformer import MAB, SAB, SeedAttention
 from setfold.kernels.modes import widened
 
@@ -26,9 +27,9 @@ from setfold.kernels.modes import widened
 class ConstantMemoryEncoder(Composition):
     """Stacked Constant Memory Attention Blocks, as one fold, (B, n, d) -> (B, num_latents, dim).
 
-    With a linear embedding X of the elements, learned latents L_0, and learned latents S_b of each
-    block b:
+    With learned latents L_0, and learned latents S_b of each block b:
 
+        X   = norm(linear(elements))
         Y_b = SAB(MAB(S_b, X))        the latents of a block attend to the elements
         L_b = SAB(MAB(L_b-1, Y_b))    they update the latents of the encoder
 
@@ -66,9 +67,11 @@ class ConstantMemoryEncoder(Composition):
         pools, updates = [], []
         for _ in range(num_blocks):
             pools.append(SeedAttention(dim, num_block_latents, num_heads, layer_norm))
+            nn.init.normal_(pools[-1].seeds)  # as large as what they attend to, so that they differ
             updates.append(LatentUpdate(dim, num_heads, layer_norm))
-        head = Latents(num_latents, dim, updates)
-        super().__init__(Concat(pools), features=nn.Linear(dim_in, dim), head=head)
+        norm = LayerNorm(dim) if layer_norm else nn.Identity()
+        features = nn.Sequential(nn.Linear(dim_in, dim), norm)
+        super().__init__(Concat(pools), features, Latents(num_latents, dim, updates))
         self.dim_in = dim_in
         self.dim = dim
         self.num_latents = num_latents
@@ -128,7 +131,7 @@ class Latents(nn.Module):
         self.num_latents = num_latents
         self.dim = dim
         self.updates = nn.ModuleList(updates)
-        self.latents = nn.Parameter(nn.init.xavier_uniform_(torch.empty(num_latents, dim)))
+        self.latents = nn.Parameter(torch.randn(num_latents, dim))
 
     def forward(self, attended: Tensor) -> Tensor:
         """Map what the latents of all blocks attended to, (B, blocks * m * d), to (B, K, d)."""

@@ -362,7 +362,9 @@ class Formulas:
         """L <- SAB(MAB(L, SAB(MAB(S_b, X)))) for each block b."""
         if not elements:
             return zeros(encoder.num_latents, encoder.dim)
-        made = [self.apply(encoder.features, element) for element in elements]
+        linear, norm = encoder.features
+        made = [self.normalized(self.apply(linear, element), norm) for element in elements]
+        made = [self.a.stored(row) for row in made]
         latents = [exact(latent) for latent in array(encoder.head.latents)]
         pools = encoder.encoder.encoders.values()
         for pool, update in zip(pools, encoder.head.updates, strict=True):
