@@ -56,14 +56,14 @@ def completion_section(records: Sequence[Record], notes: str) -> Section:
     return Section("\n\n".join(tables), {"": drawing}, notes)
 
 
-def progress_table(records: Sequence[Record]) -> str:
+def progress_table(records: Sequence[Record], corner: str = "validation NLL") -> str:
     """Show validation NLL after half of the training and after all of it."""
     rows: list[list[report.Cell]] = []
     for (method,), own in report.by(records, "method").items():
         values = [one.history["nll"] for one in own]
         first = [line[0] for line in values] if len(values[0]) > 1 else None
         rows.append([method, first, [line[-1] for line in values]])
-    return report.table(["validation NLL", "half of the training", "all"], rows, best=min)
+    return report.table([corner, "half of the training", "all"], rows, best=min)
 
 
 def completion_headline(records: Sequence[Record]) -> str:

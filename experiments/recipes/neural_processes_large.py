@@ -14,10 +14,10 @@ from experiments.recipe import Recipe, Run, Size, Training
 from experiments.recipes import places_large_faces
 from experiments.recipes.neural_processes import (
     Pictures,
+    in_small_steps,
     process_runs,
     processes_headline,
     processes_section,
-    training_of,
 )
 from experiments.records import Record
 from experiments.report import Section
@@ -27,8 +27,7 @@ EPOCHS = 8
 
 
 def _large_faces(size: Size, seed: int) -> Training[Completion]:
-    base = places_large_faces.training_of(size, seed)
-    return training_of(base, size, seed, EPOCHS, places_large_faces.TESTED)
+    return in_small_steps(places_large_faces.training_of(size, seed), size, EPOCHS)
 
 
 DATA = {"CelebA, 64 × 64": Pictures(_large_faces, 32, places_large_faces.PIXELS)}
@@ -49,7 +48,7 @@ RECIPE = Recipe(
     name="neural-processes-large",
     title="Streaming completion of larger faces",
     claim="""This experiment is not in the paper. Images have 64 × 64 pixels, four times as many as
-    in the experiment before. Do encoders that fold in one pass still come close to attention to all
+    in "Streaming completion as a neural process". Do encoders that fold in one pass still come close to attention to all
     pixels?""",
     runs=runs,
     section=section,

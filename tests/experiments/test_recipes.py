@@ -14,7 +14,7 @@ import torch
 
 from experiments import records, report
 from experiments.recipe import Size, settings_of
-from experiments.recipes import all_recipes, neural_processes, places_digits, places_large_faces
+from experiments.recipes import all_recipes, places_digits, places_large_faces
 from experiments.running import Options, run
 from experiments.tasks import centroids
 
@@ -30,7 +30,7 @@ def out(tmp_path_factory) -> Path:
 @pytest.fixture
 def brief(monkeypatch):
     """Evaluate on few pictures, and end projections early."""
-    for recipe in (places_digits, places_large_faces, neural_processes):
+    for recipe in (places_digits, places_large_faces):
         monkeypatch.setattr(recipe, "TESTED", 10)
     monkeypatch.setattr(centroids, "TSNE", partial(centroids.TSNE, max_iter=250))
 
