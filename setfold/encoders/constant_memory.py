@@ -67,7 +67,7 @@ class ConstantMemoryEncoder(Composition):
         pools, updates = [], []
         for _ in range(num_blocks):
             pools.append(SeedAttention(dim, num_block_latents, num_heads, layer_norm))
-            nn.init.normal_(pools[-1].seeds)  # as large as what they attend to, so that they differ
+            nn.init.normal_(pools[-1].seeds)  # the scale of what they attend to
             updates.append(LatentUpdate(dim, num_heads, layer_norm))
         norm = LayerNorm(dim) if layer_norm else nn.Identity()
         features = nn.Sequential(nn.Linear(dim_in, dim), norm)
