@@ -149,6 +149,18 @@ def set_transformer(shape: Shape) -> setfold.SetTransformer:
     )
 
 
+def constant_memory(shape: Shape) -> setfold.ConstantMemoryEncoder:
+    return setfold.ConstantMemoryEncoder(
+        shape.dim_in,
+        shape.dim_out,
+        num_latents=shape.num_slots,
+        num_block_latents=shape.num_slots,
+        num_blocks=LAYERS,
+        num_heads=HEADS,
+        layer_norm=False,
+    )
+
+
 def full_set_transformer(shape: Shape) -> setfold.FullSetTransformer:
     return setfold.FullSetTransformer(
         shape.dim_in,
@@ -248,6 +260,7 @@ FAMILIES = (
         (
             Pair(Peer("setfold PMA", seed_pool), PEERS[SEEDS]),
             Pair(Peer(INDUCED, set_transformer), Peer("PyG ISAB, PMA", InducedSetTransformer)),
+            Pair(Peer("setfold ConstantMemoryEncoder", constant_memory)),
             Pair(
                 Peer("setfold FullSetTransformer", full_set_transformer, bears=quadratic),
                 PEERS["PyG SetTransformer"],
@@ -287,8 +300,9 @@ ENCODER_NOTES = (
     "the same encoders of setfold, called one after the other. Both output one vector of width "
     "d + 2 K d_out.",
     f"SetTransformer has {LAYERS} ISABs with {INDUCING} inducing points, then PMA. "
-    f"FullSetTransformer has one SAB, PMA and one SAB. Both have {HEADS} heads and no norms, and "
-    "start with a Linear(d, d_out); PyG SetTransformer does so only if d differs from d_out.",
+    f"FullSetTransformer has one SAB, PMA and one SAB. ConstantMemoryEncoder has {LAYERS} blocks of "
+    f"K latents. All have {HEADS} heads and no norms, and start with a Linear(d, d_out); PyG "
+    "SetTransformer does so only if d differs from d_out.",
     f"JanossyPool with all pairs is omitted above n² d d_out = {PAIRS_LIMIT:.0e}. FSPool and "
     "JanossyPool output one vector; that of FSPool has width d.",
 )

@@ -111,6 +111,8 @@ METHODS: dict[str, Look] = {
     "SSE, slots apart, learned": Look(VERMILION, ">", hatch=".."),
     "SSE, slots apart, random": Look(VERMILION, ">", SHORT, hatch="..", hollow=True),
     "All pixels attended": Look(PURPLE, "D", MIXED, hatch="--", hollow=True),
+    "LBANP": Look(SKY, "2", SHORT, hatch="++"),
+    "CMANP": Look(ORANGE, "<", hatch="oo", hollow=True),
     "Places, 4 × 4": Look(BLACK, "p", SHORT, hatch="..", hollow=True),
     "Places, 14 × 14": Look(BLACK, "d", hatch="//"),
     "Places, 16 × 16": Look(BLACK, "H", hatch="oo"),

@@ -14,6 +14,7 @@ from .core.whole import WholeSetEncoder as WholeSetEncoder
 from .encoders.attention_pool import AttentionPool as AttentionPool
 from .encoders.attention_pool import GatedAttentionPool as GatedAttentionPool
 from .encoders.concat import Concat as Concat
+from .encoders.constant_memory import ConstantMemoryEncoder as ConstantMemoryEncoder
 from .encoders.covariance import Covariance as Covariance
 from .encoders.covariance import linear_discriminant as linear_discriminant
 from .encoders.covariance import whitening as whitening

@@ -211,6 +211,17 @@ def set_transformer(encoder: setfold.SetTransformer | setfold.FullSetTransformer
     return found
 
 
+def constant_memory(encoder: setfold.ConstantMemoryEncoder, elements):
+    """(n, d) elements to (K, dim), block by block."""
+    linear, norm = encoder.features
+    elements = np.array([_normed(_linear(element, linear), norm) for element in _array(elements)])
+    latents, pools = _array(encoder.head.latents), encoder.encoder.encoders.values()
+    for pool, update in zip(pools, encoder.head.updates, strict=True):
+        seen = sab(update.among_block, seed_attention(pool, elements))
+        latents = sab(update.among_latents, mab(update.across, latents, seen))
+    return latents
+
+
 # ---- layers that subtract what the set is --------------------------------------------------
 
 

@@ -176,6 +176,20 @@ def set_transformers(draw):
 
 
 @st.composite
+def constant_memory_encoders(draw):
+    seeded(draw)
+    return setfold.ConstantMemoryEncoder(
+        DIM_IN,
+        dim=4,
+        num_latents=draw(st.integers(1, 3)),
+        num_block_latents=draw(st.integers(1, 3)),
+        num_blocks=draw(st.integers(1, 3)),
+        num_heads=draw(st.sampled_from([1, 2])),
+        layer_norm=draw(st.booleans()),
+    )
+
+
+@st.composite
 def equivariant_deep_sets(draw):
     seeded(draw)
     return setfold.EquivariantDeepSets(
@@ -226,6 +240,7 @@ MODELS = {
     setfold.GatedAttentionPool: gated_attention_pools(),
     setfold.SeedAttention: seed_attentions(),
     setfold.PMA: seed_attentions(setfold.PMA),
+    setfold.ConstantMemoryEncoder: constant_memory_encoders(),
     setfold.Moments: st.builds(setfold.Moments, st.just(DIM_IN)),
     setfold.Covariance: st.builds(setfold.Covariance, st.just(DIM_IN)),
     setfold.SummaryStatistics: st.builds(setfold.SummaryStatistics, st.just(DIM_IN)),

@@ -153,6 +153,12 @@ CONSTRUCTORS = [
         {"dim": 4, "num_seeds": 2, "num_heads": 2},
         HEADS | {"num_seeds": SIZE},
     ),
+    Built(
+        setfold.ConstantMemoryEncoder,
+        {"dim_in": 3, "dim": 4},
+        HEADS
+        | {"dim_in": SIZE, "num_latents": SIZE, "num_block_latents": SIZE, "num_blocks": SIZE},
+    ),
     Built(setfold.SetTransformer, {"dim_in": 3, "dim": 4}, LAYERS | {"num_inducing": SIZE}),
     Built(setfold.FullSetTransformer, {"dim_in": 3, "dim": 4}, LAYERS),
     Built(

@@ -23,12 +23,16 @@ ERROR = "squared error"
 
 
 def completion_runs(
-    training: Training[Completion], readers: Mapping[str, Reader], pixels: Sequence[int]
+    training: Training[Completion],
+    readers: Mapping[str, Reader],
+    pixels: Sequence[int],
+    settings: Mapping[str, str | int | float] | None = None,
 ) -> list[Run]:
     """Train each model and measure it with each number of pixels."""
     trainings = with_methods(training, {name: {"reader": one} for name, one in readers.items()})
     return [
-        measured(method, one, completed, numbers=tuple(pixels)) for method, one in trainings.items()
+        measured(method, one, completed, settings, numbers=tuple(pixels))
+        for method, one in trainings.items()
     ]
 
 
@@ -50,6 +54,16 @@ def completion_section(records: Sequence[Record], notes: str) -> Section:
         report.table(["method", "CPU minutes of training"], times),
     ]
     return Section("\n\n".join(tables), {"": drawing}, notes)
+
+
+def progress_table(records: Sequence[Record], corner: str = "validation NLL") -> str:
+    """Show validation NLL after half of the training and after all of it."""
+    rows: list[list[report.Cell]] = []
+    for (method,), own in report.by(records, "method").items():
+        values = [one.history["nll"] for one in own]
+        first = [line[0] for line in values] if len(values[0]) > 1 else None
+        rows.append([method, first, [line[-1] for line in values]])
+    return report.table([corner, "half of the training", "all"], rows, best=min)
 
 
 def completion_headline(records: Sequence[Record]) -> str:

@@ -23,6 +23,7 @@ from experiments.recipes.growing import (
     completion_headline,
     completion_runs,
     completion_section,
+    progress_table,
 )
 from experiments.records import Record
 from experiments.report import Section
@@ -58,16 +59,7 @@ def runs(size: Size, seed: int) -> list[Run]:
 def section(records: Sequence[Record]) -> Section:
     """Show squared error and NLL against the number of pixels, and progress in training."""
     found = completion_section(records, NOTES)
-    return replace(found, table=f"{found.table}\n\n{_progress(records)}")
-
-
-def _progress(records: Sequence[Record]) -> str:
-    """Show validation NLL after half of the training and after all of it."""
-    rows: list[list[report.Cell]] = []
-    for method, line in report.traces(records, "nll").items():
-        first, last = min(line), max(line)
-        rows.append([method, line[first] if first < last else None, line[last]])
-    return report.table(["validation NLL", "half of the training", "all"], rows, best=min)
+    return replace(found, table=f"{found.table}\n\n{progress_table(records)}")
 
 
 def comparisons(records: Sequence[Record]) -> list[Comparison]:

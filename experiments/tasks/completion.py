@@ -2,6 +2,7 @@
 
     Vector      a set encoder folds the pixels into one vector
     Attended    coordinates attend to the slots of a set encoder
+    Latents     coordinates attend to latents that attend to the pixels (CMANP, LBANP)
     Everything  coordinates attend to all pixels (Attentive Neural Processes); nothing is folded
     Painted     slots with places, then a U-Net (ConvCNP; Gordon et al., ICLR 2020)
 
@@ -21,8 +22,10 @@ from torch import Tensor, nn
 
 import setfold
 from experiments.data import celeba, mnist
+from experiments.keeping import Encoder, Rereader
+from experiments.latents import Bottleneck, ConstantMemory
 from experiments.places import Painting
-from experiments.pools import Pool, SlottedPool
+from experiments.pools import SlottedPool, StreamingPool
 from experiments.recipe import Metrics, Task
 from experiments.tasks import sets
 from experiments.tasks.networks import linears
@@ -51,7 +54,7 @@ class Batch(NamedTuple):
 class Completer(nn.Module):
     """Predicts colours of pixels from a set of pixels."""
 
-    encoder: nn.Module
+    encoder: Encoder
 
     def forward(self, context: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Predict mean and scale (B, T, c) of pixels (B, T) from pixels (B, n, 2 + c)."""
@@ -68,13 +71,19 @@ class NeuralProcess(Completer):
     coordinates: Tensor
 
     def __init__(
-        self, encoder: nn.Module, norm: nn.Module, look: Look | None, side: int, colours: int
+        self,
+        encoder: Encoder,
+        norm: nn.Module,
+        look: Look | None,
+        side: int,
+        colours: int,
+        dim: int = DIM,
     ) -> None:
         super().__init__()
         self.encoder = encoder
         self.norm = norm
         self.look = look
-        self.decoder = Decoder(DIM, colours)
+        self.decoder = Decoder(dim, colours)
         self.register_buffer("coordinates", grid(side, standardise=True), persistent=False)
 
     def decode(self, encoding: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -110,7 +119,7 @@ class Reader(Protocol):
 class Vector:
     """A set encoder that folds all pixels into one vector."""
 
-    pool: Pool
+    pool: StreamingPool
 
     def build(self, side: int, colours: int) -> Completer:
         encoder = self.pool.build(DIM, DIM, _features(colours))
@@ -134,8 +143,21 @@ class Everything:
     """Attention to all pixels: what it keeps of a set grows with the set."""
 
     def build(self, side: int, colours: int) -> Completer:
-        norm = nn.LayerNorm(DIM)
-        return NeuralProcess(_features(colours), norm, Look(DIM, DIM), side, colours)
+        norm, encoder = nn.LayerNorm(DIM), Rereader(_features(colours), nn.Identity())
+        return NeuralProcess(encoder, norm, Look(DIM, DIM), side, colours)
+
+
+@dataclass(frozen=True)
+class Latents:
+    """Latents that attend to the pixels and are attended by each coordinate."""
+
+    latents: ConstantMemory | Bottleneck
+
+    def build(self, side: int, colours: int) -> Completer:
+        dim = self.latents.dim
+        features = nn.Sequential(linears(2 + colours, dim, dim), nn.ReLU())
+        encoder, norm = self.latents.build(features), nn.LayerNorm(dim)
+        return NeuralProcess(encoder, norm, Look(dim, dim), side, colours, dim)
 
 
 @dataclass(frozen=True)
@@ -181,7 +203,12 @@ class Completion(Task):
         return len(self._images("train"))
 
     def build(self) -> Completer:
-        return self.reader.build(self.side, self._images("train").shape[-1])
+        return self.reader.build(self.side, self.width - 2)
+
+    @property
+    def width(self) -> int:
+        """Width of an element: two coordinates, and colours."""
+        return 2 + (1 if self.pictures == "digits" else 3)
 
     def batch(self, items: Tensor) -> Batch:
         images = self._images("train")[items]

@@ -12,6 +12,7 @@ from setfold.core.passes import LayeredSetEncoder
 from setfold.core.primitives import SetEncoder
 from setfold.encoders.attention_pool import AttentionPool, GatedAttentionPool
 from setfold.encoders.concat import Concat
+from setfold.encoders.constant_memory import ConstantMemoryEncoder
 from setfold.encoders.covariance import Covariance
 from setfold.encoders.deep_sets import DeepSets, Pool
 from setfold.encoders.equivariant import EquivariantDeepSets
@@ -104,6 +105,7 @@ EXHIBITS = (
     Exhibit("GatedAttentionPool", lambda: GatedAttentionPool(DIM_IN, DIM)),
     Exhibit("SeedAttention", lambda: SeedAttention(DIM_IN, SLOTS, num_heads=2)),
     Exhibit("PMA", lambda: PMA(DIM_IN, SLOTS)),
+    Exhibit("ConstantMemoryEncoder", lambda: ConstantMemoryEncoder(DIM_IN, DIM, SLOTS, SLOTS)),
     Exhibit("Concat, max + slots + softmax", _concat),
     Exhibit("PlacedSlotEncoder, grid", _placed),
     Exhibit("EquivariantDeepSets, max", lambda: EquivariantDeepSets(DIM_IN, [DIM, DIM])),

@@ -49,6 +49,7 @@ ENCODERS = {
     "gated attention": lambda: setfold.GatedAttentionPool(3, dim_hidden=5, num_branches=2),
     "seeds": lambda: setfold.SeedAttention(3, num_seeds=2, num_heads=3),
     "pma": lambda: setfold.PMA(3, num_seeds=2, num_heads=1),
+    "latents": lambda: setfold.ConstantMemoryEncoder(3, 4, 2, 3, num_heads=2),
     "concat": lambda: setfold.Concat([setfold.Pool(3, "max"), setfold.Pool(3, "min")]),
     "places": lambda: setfold.PlacedSlotEncoder(3, setfold.Grid((-2, -2), (2, 2), (9, 9))),
     "places, several": lambda: setfold.PlacedSlotEncoder(

@@ -150,6 +150,7 @@ MODELS = {
         3, 4, 2, 3, num_seeds=2, num_decoder_layers=1, head=nn.Flatten()
     ),
     "full set transformer": lambda: setfold.FullSetTransformer(3, 4, 2, layer_norm=False),
+    "constant memory": lambda: setfold.ConstantMemoryEncoder(3, 4, 2, 3, num_heads=2),
     "equivariant": lambda: setfold.EquivariantDeepSets(
         3, [4, 5], "mean", False, ["max", "sum"], nn.ELU(), nn.Linear(10, 2)
     ),

@@ -56,6 +56,7 @@ ENCODERS = {
     ),
     "seeds": lambda: setfold.SeedAttention(3, num_seeds=2, num_heads=3),
     "pma": lambda: setfold.PMA(3, num_seeds=2, num_heads=1, layer_norm=False),
+    "latents": lambda: setfold.ConstantMemoryEncoder(3, 4, 2, 3, num_heads=2),
     "isabs": lambda: setfold.SetTransformer(3, 4, 2, 2, num_layers=1, head=nn.Flatten()),
     "sabs": lambda: setfold.FullSetTransformer(3, 4, 2, num_layers=1, num_decoder_layers=1),
     "sabs, head": lambda: setfold.FullSetTransformer(3, 4, 2, 1, head=nn.Linear(4, 2)),

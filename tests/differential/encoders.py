@@ -116,6 +116,12 @@ def _pma(draw: Draw, dim_in: int) -> setfold.PMA:
     )
 
 
+def _constant_memory(draw: Draw, dim_in: int) -> setfold.ConstantMemoryEncoder:
+    latents, own, blocks = (int(number) for number in draw.integers(1, 4, 3))
+    heads, norms = int(draw.integers(1, 3)), bool(draw.integers(2))
+    return setfold.ConstantMemoryEncoder(dim_in, 4, latents, own, blocks, heads, norms)
+
+
 def _heads(draw: Draw, width: int) -> int:
     return int(draw.choice([heads for heads in (1, 2, 3) if width % heads == 0]))
 
@@ -199,6 +205,7 @@ MAKERS = {
     setfold.GatedAttentionPool: _gated_attention_pool,
     setfold.SeedAttention: _seed_attention,
     setfold.PMA: _pma,
+    setfold.ConstantMemoryEncoder: _constant_memory,
     setfold.PlacedSlotEncoder: _placed,
     setfold.DeepSets: _deep_sets,
     setfold.Composition: _composition,

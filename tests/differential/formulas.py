@@ -333,21 +333,48 @@ class Formulas:
     def seed_attention(
         self, encoder: setfold.SeedAttention, slots: Slots, elements: Elements, gone: Elements
     ) -> Bounded:
-        """norm(H + relu(feed(H))) with H = norm(S + to_out(what the seeds S attend to))."""
+        """MAB(S, X), of the seeds S."""
         if not elements:
             return zeros(encoder.num_seeds, encoder.dim)
-        block = encoder.block
         seeds = [exact(seed) for seed in array(encoder.seeds)]
-        queries = stacked([self.linear(seed, block.to_query) for seed in seeds])
-        seen = self.attended(queries, elements, block.to_key, block.to_value, block.num_heads)
+        return self.a.stored(stacked(self.mab(encoder.block, seeds, elements)))
+
+    def mab(self, block: setfold.MAB, queries: Elements, elements: Elements) -> list[Bounded]:
+        """norm(H + relu(feed(H))) with H = norm(Q + to_out(what the queries Q attend to))."""
+        projected = stacked([self.linear(query, block.to_query) for query in queries])
+        seen = self.attended(projected, elements, block.to_key, block.to_value, block.num_heads)
         rows = []
-        for j, seed in enumerate(seeds):
+        for j, query in enumerate(queries):
             own = self.a.stored(seen.map(lambda part, j=j: part[j]))
-            added = self.a.stored(self.a.plus(seed, self.linear(own, block.to_out)))
+            added = self.a.stored(self.a.plus(query, self.linear(own, block.to_out)))
             hidden = self.a.stored(self.normalized(added, block.norm))
             fed = self.a.monotone(self.linear(hidden, block.feed), relu)
             rows.append(self.normalized(self.a.stored(self.a.plus(hidden, fed)), block.last_norm))
-        return self.a.stored(stacked(rows))
+        return rows
+
+    def constant_memory(
+        self,
+        encoder: setfold.ConstantMemoryEncoder,
+        slots: Slots,
+        elements: Elements,
+        gone: Elements,
+    ) -> Bounded:
+        """L <- SAB(MAB(L, SAB(MAB(S_b, X)))) for each block b."""
+        if not elements:
+            return zeros(encoder.num_latents, encoder.dim)
+        linear, norm = encoder.features
+        made = [self.normalized(self.apply(linear, element), norm) for element in elements]
+        made = [self.a.stored(row) for row in made]
+        latents = [exact(latent) for latent in array(encoder.head.latents)]
+        pools = encoder.encoder.encoders.values()
+        for pool, update in zip(pools, encoder.head.updates, strict=True):
+            seen = self.seed_attention(pool, slots, made, gone)
+            self.a.notice_in_module(seen)  # the head gets it in the dtype
+            rows = [seen.map(lambda part, j=j: part[j]) for j in range(pool.num_seeds)]
+            rows = self.mab(update.among_block.block, rows, rows)
+            latents = self.mab(update.across, latents, rows)
+            latents = self.mab(update.among_latents.block, latents, latents)
+        return self.a.stored(stacked(latents))
 
     # ---- places ----------------------------------------------------------------------------------
 
@@ -403,6 +430,7 @@ FORMULAS: dict[type, Callable[..., Bounded]] = {
     setfold.GatedAttentionPool: Formulas.gated_attention_pool,
     setfold.SeedAttention: Formulas.seed_attention,
     setfold.PlacedSlotEncoder: Formulas.placed,
+    setfold.ConstantMemoryEncoder: Formulas.constant_memory,
     setfold.Composition: Formulas.composition,  # and what derives from it: DeepSets, PMA
     setfold.Concat: Formulas.concat,
 }

@@ -63,6 +63,7 @@ EXCLUDED["slot equivariance"] |= dict.fromkeys(
     (
         setfold.AttentionPool,
         setfold.Concat,
+        setfold.ConstantMemoryEncoder,
         setfold.Covariance,
         setfold.DeepSets,
         setfold.GatedAttentionPool,
@@ -78,6 +79,7 @@ EXCLUDED["slot equivariance"] |= dict.fromkeys(
 EXCLUDED[REMOVAL] |= dict.fromkeys(
     (
         setfold.AttentionPool,
+        setfold.ConstantMemoryEncoder,
         setfold.Covariance,
         setfold.GatedAttentionPool,
         setfold.Moments,
