@@ -93,6 +93,7 @@ METHODS: dict[str, Look] = {
     "Set Transformer, chunks averaged": Look(PURPLE, "s", SHORT, hatch="xx", hollow=True),
     "SSE, slots apart, chunks averaged": Look(VERMILION, "*", SHORT, hatch="**", hollow=True),
     "Deep Sets, chunks averaged": Look(BLUE, "o", SHORT, hatch="oo", hollow=True),
+    "Gated attention": Look(PURPLE, "3", LONG, hatch=".."),
     "ISAB, max": Look(BLACK, "h", MIXED),
     "Attention, slots apart": Look(GREEN, "d", SHORT, hatch="\\\\", hollow=True),
     "SSE, as printed": Look(ORANGE, "X", LONG, hatch="//"),
@@ -115,6 +116,8 @@ METHODS: dict[str, Look] = {
     "Linear, mean": Look(GREEN, "H", LONG, hatch="--", hollow=True),
     "Linear, mean, wide": Look(GREEN, "X", DOTTED, hatch="xx", hollow=True),
     "Mean of the features": Look(GREY, "+", SHORT, hatch="++"),
+    "Elements with bag labels": Look(GREY, "1", LONG, hatch="//"),
+    "Statistics, logistic regression": Look(GREY, "4", DOTTED, hatch="--"),
     "Oracle": Look(BLACK, "x", DOTTED, hatch="....", hollow=True),
 }
 

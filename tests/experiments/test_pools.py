@@ -14,6 +14,7 @@ from experiments.pools import (
     Attention,
     Combine,
     DeepSets,
+    Gated,
     Hierarchy,
     LinearMean,
     Slots,
@@ -33,6 +34,7 @@ ONE_PASS = [
     Slots(4, 8, width=6),
     Universal(Slots(4, 8, width=6), Transformer(num_layers=1, num_inducing=4)),
     Attention(4, num_heads=2),
+    Gated(4),
     PMA(num_heads=2),
     PMA(num_heads=2, num_seeds=4),
 ]
