@@ -8,10 +8,11 @@ FOUND = digit_elements.load(3, made_up=True)
 
 
 def moved(image: torch.Tensor, down: int, right: int) -> torch.Tensor:
-    """Move a digit; what is black stays black."""
+    """Move a digit; what leaves the image is lost."""
     found = torch.zeros_like(image)
     for row, column in torch.nonzero(image).tolist():
-        found[row + down, column + right] = image[row, column]
+        if 0 <= row + down < len(image) and 0 <= column + right < len(image):
+            found[row + down, column + right] = image[row, column]
     return found
 
 
@@ -46,3 +47,11 @@ def test_components_are_those_of_the_training_images_with_variance_one_on_averag
     kept = components.square().sum() / len(flat) / basis.double().square().sum(0).mean()
     largest = torch.linalg.svdvals(flat - flat.mean(0)).square()[: digit_elements.DIM].sum()
     assert kept / total == pytest.approx(float(largest / len(flat) / total), rel=1e-3)
+
+
+def test_what_leaves_an_image_does_not_come_back():
+    image = torch.zeros(1, 28, 28, dtype=torch.uint8)
+    image[0, 0, 5] = image[0, 9, 27] = 255
+    flat = torch.cat(list(digit_elements._projected(image, torch.zeros(784), torch.eye(784))))
+    expected = [moved(image[0], -down, -right) for down in (-1, 0, 1) for right in (-1, 0, 1)]
+    assert torch.equal(flat.view(9, 28, 28), torch.stack(expected).float())
