@@ -25,21 +25,24 @@ Who = tuple[str, str]  # method, gradient
 # The cell that the first figure and the headline are about.
 KEYS = {Size.SMOKE: (60, 0.05), Size.SMALL: (10_000, 0.001), Size.PAPER: (10_000, 0.001)}
 
-NOTES = f"""\
+NOTES = """\
 Columns are numbers of elements and shares of needles. AUC is that of test bags, with the weights
 that have the best AUC on validation bags. *Exact*: gradients of whole bags, chunk by chunk
 (`setfold.fold`). *Unbiased*: encodings of whole bags, and gradients estimated from one chunk.
-*Subset*: one chunk replaces the bag and keeps its label. *Whole*: ordinary backpropagation. At equal
-steps, all methods have seen equally many bags and labels. At equal CPU time, unbiased and subset
-gradients get as many more steps as the time of exact ones allows, and so more bags and labels; rows
-with exact gradients are the same in both tables. *{INSTANCES}*: a classifier of single elements,
-trained as if each had the label of its bag. The score of a bag is the mean of its 1, 10, 100 or
-1,000 largest scores, whichever is best in validation. *{STATISTICS}*: on mean, deviation,
-minimum and maximum of the elements. A method *works* if its AUC is at least {WORKS} on average over
-seeds, with this share of needles and with all larger ones. *With a needle*: share of the subsets of
-positive bags that hold one. Memory is that of a step on 8 bags with gated attention, above the
-memory before, with the elements of the bags. CPU times include validation; those of the first
-figure are means over seeds."""
+*Subset*: one chunk replaces the bag and keeps its label. *Whole*: ordinary backpropagation.
+
+At equal steps, all methods have seen equally many bags and labels. At equal CPU time, unbiased and
+subset gradients get as many more steps as the time of exact ones allows, and so more bags and
+labels; rows with exact gradients are the same in both tables. *Elements with bag labels*: a
+classifier of single elements, trained as if each had the label of its bag. The score of a bag is
+the mean of its 1, 10, 100 or 1,000 largest scores, whichever is best in validation. *Statistics*:
+mean, deviation, minimum and maximum of each of the 64 numbers.
+
+A method *works* if its AUC is at least 0.95 on average over seeds, with this share of needles and
+with all larger ones. *With a needle*: share of the subsets of positive bags that hold one; the last
+row is exact gradients of whole bags. Memory is that of a step on 8 bags with gated attention, above
+the memory before it, and includes the elements of a chunk or bag. CPU times include validation, and
+are means over seeds; so is the x axis of the first figure."""
 
 
 # ---- values of records ---------------------------------------------------------------------------
