@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from multiprocessing import get_context
+from pathlib import Path
 from statistics import median
 from typing import NamedTuple, ParamSpec, TypeVar
 
@@ -57,6 +59,15 @@ def _cost_of_step(task: Task, batch_size: int, steps: int) -> Cost:
     torch.manual_seed(0)
     model = task.build()
     batch = task.batch(torch.arange(batch_size))
+    _settle()
     before = peak_memory()
     seconds = seconds_of(lambda: task.loss(model, batch).backward(), steps)
     return Cost((peak_memory() - before) / 1e6, seconds)
+
+
+def _settle() -> None:
+    """Leave out of the measurement what happened before, and what happens only once."""
+    one = torch.ones((), requires_grad=True)
+    torch.autograd.grad(one.exp(), one, torch.ones(()))  # the first time, it imports 20 MB
+    with suppress(OSError):  # without Linux, an earlier peak hides smaller ones
+        Path("/proc/self/clear_refs").write_text("5")  # the peak becomes the current memory

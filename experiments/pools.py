@@ -6,6 +6,7 @@
     Hierarchy     stacked Slot Set Encoders
     Universal     a Slot Set Encoder, then any set encoder on its slots
     Attention     learned queries, softmax over elements
+    Gated         gated attention for multiple-instance learning
     PMA           the Set Transformer's pooling: learned seeds, then a network
     Transformer   ISABs, then any of the above: the Set Transformer, or ISAB and a maximum
 
@@ -333,6 +334,24 @@ class Attention(SlottedPool):
     def encoder(self, dim_in: int, dim_out: int) -> setfold.AttentionPool:
         width = self.dim_of_slots(dim_out)
         return setfold.AttentionPool(dim_in, self.num_queries, width, self.num_heads)
+
+
+@dataclass(frozen=True)
+class Gated:
+    """Gated attention (Ilse et al., ICML 2018): one softmax over the elements.
+
+    >>> import torch
+    >>> Gated().build(dim_in=16, dim_out=16)(torch.randn(2, 100, 16)).shape
+    torch.Size([2, 16])
+    """
+
+    dim_hidden: int = 16
+
+    def build(
+        self, dim_in: int, dim_out: int, features: nn.Module | None = None
+    ) -> setfold.StreamingSetEncoder:
+        pool = setfold.GatedAttentionPool(dim_out, self.dim_hidden)
+        return setfold.Composition(pool, _widened(features, dim_in, dim_out), nn.Flatten())
 
 
 @dataclass(frozen=True)

@@ -97,6 +97,7 @@ METHODS: dict[str, Look] = {
     "Set Transformer, chunks averaged": Look(PURPLE, "s", SHORT, hatch="xx", hollow=True),
     "SSE, slots apart, chunks averaged": Look(VERMILION, "*", SHORT, hatch="**", hollow=True),
     "Deep Sets, chunks averaged": Look(BLUE, "o", SHORT, hatch="oo", hollow=True),
+    "Gated attention": Look(PURPLE, "3", LONG, hatch=".."),
     "ISAB, max": Look(BLACK, "h", MIXED),
     "Attention, slots apart": Look(GREEN, "d", SHORT, hatch="\\\\", hollow=True),
     "Attention, slots attended": Look(GREEN, "^", DOTTED, hatch="--", hollow=True),
@@ -129,6 +130,8 @@ METHODS: dict[str, Look] = {
     "Mean of the pixels": Look(GREY, "x", SHORT, hatch="xx"),
     "Whitened mean": Look(PURPLE, "v", LONG, hatch="||"),
     "LDA": Look(PURPLE, "^", DOTTED, hatch="//", hollow=True),
+    "Elements with bag labels": Look(GREY, "1", LONG, hatch="//"),
+    "Statistics, logistic regression": Look(GREY, "4", DOTTED, hatch="--"),
     "Oracle": Look(BLACK, "x", DOTTED, hatch="....", hollow=True),
 }
 

@@ -88,6 +88,7 @@ EQUAL_PARAMETERS = (
     "one-pass",
     "neural-processes",
     "neural-processes-large",
+    "needles",
 )
 SMALLER = {"modelnet-long": ["Deep Sets, max"]}  # as in the recipe that it extends
 
