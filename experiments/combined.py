@@ -74,8 +74,9 @@ class AllLayers(nn.Module):
 
     def __init__(self, layers: nn.Sequential) -> None:
         super().__init__()
-        self.layers = layers
-        self.dim_out = sum(one.out_features for one in layers if isinstance(one, nn.Linear))
+        flat = [one for one in layers.modules() if not isinstance(one, nn.Sequential)]
+        self.layers = nn.Sequential(*flat)
+        self.dim_out = sum(one.out_features for one in flat if isinstance(one, nn.Linear))
 
     def forward(self, elements: Tensor) -> Tensor:
         found = []

@@ -23,19 +23,20 @@ def table_of(comparisons: Sequence[Comparison], test_items: int | None) -> str:
     """Make the table of paired differences.
 
     Args:
-        comparisons: the rows; all of one measure.
+        comparisons: the rows; if they have several measures, larger is better for all or none.
         test_items: number of items of the test split, if the measure is an accuracy.
     """
     if not comparisons:
         return ""
-    (measure,) = {one.measure for one in comparisons}
-    order = "higher" if measure.larger_is_better else "lower"
+    (larger,) = {one.measure.larger_is_better for one in comparisons}
+    measures = " or ".join(dict.fromkeys(one.measure.name for one in comparisons))
+    order = "higher" if larger else "lower"
     headers = [
         "counts for",
         "ours",
         "baseline",
         "where",
-        f"difference in {measure.name} ({order} is better)",
+        f"difference in {measures} ({order} is better)",
         "in favour",
         "verdict",
     ]

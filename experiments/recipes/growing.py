@@ -59,10 +59,9 @@ def completion_section(records: Sequence[Record], notes: str) -> Section:
 def progress_table(records: Sequence[Record], corner: str = "validation NLL") -> str:
     """Show validation NLL after half of the training and after all of it."""
     rows: list[list[report.Cell]] = []
-    for (method,), own in report.by(records, "method").items():
-        values = [one.history["nll"] for one in own]
-        first = [line[0] for line in values] if len(values[0]) > 1 else None
-        rows.append([method, first, [line[-1] for line in values]])
+    for method, line in report.traces(records, "nll").items():
+        first, last = min(line), max(line)
+        rows.append([method, line[first] if first < last else None, line[last]])
     return report.table([corner, "half of the training", "all"], rows, best=min)
 
 

@@ -14,11 +14,13 @@ from experiments.recipe import Size
 from experiments.recipes.common import ranking
 from experiments.records import Record
 from experiments.report import Section
+from experiments.statistics import Comparison, Measure
 
 DEEP_SETS, MAXIMUM = "Deep Sets", "Deep Sets, max"
 GATED, SLOTS = "Gated attention", "SSE, slots apart"
 INSTANCES, STATISTICS = "Elements with bag labels", "Statistics, logistic regression"
 STEPS, TIME, SUBSETS, MEMORY = "steps", "time", "time, subsets of", "memory"  # budgets of runs
+AUC = Measure("AUC", larger_is_better=True, digits=3)
 WORKS = 0.95  # AUC from which on a method works
 Cell = tuple[int, float]  # elements of a bag, share of needles
 Who = tuple[str, str]  # method, gradient
@@ -233,6 +235,20 @@ def section(records: Sequence[Record]) -> Section:
     ]
     figures = {"": progress_figure(records), "shares": shares_figure(time)}
     return Section("\n\n".join(tables), figures, NOTES)
+
+
+def comparisons(records: Sequence[Record]) -> list[Comparison]:
+    """Compare exact gradients with those of subsets, at equal steps and at equal CPU time."""
+    key, found = KEYS[Size(records[0].size)], []
+    for budget, told in ((STEPS, "equal steps"), (TIME, "equal time")):
+        values = values_of(records, budget)
+        for method in (SLOTS, GATED):
+            exact, subset = (values.get((method, g), {}) for g in ("exact", "subset"))
+            for cell in sorted({*exact} & {*subset}, key=lambda cell: (cell != key, cell)):
+                names = f"{method}, exact", f"{method}, subset"
+                seeds = exact[cell], subset[cell]
+                found.append(Comparison(*names, f"{_told(cell)}, {told}", *seeds, AUC))
+    return found
 
 
 def headline(records: Sequence[Record]) -> str:

@@ -18,11 +18,12 @@ from experiments.latents import Bottleneck, ConstantMemory
 from experiments.places import Painting
 from experiments.recipe import Recipe, Run, Size, Training
 from experiments.recipes import places_digits, places_faces
-from experiments.recipes.common import ranking, table_of, with_task
+from experiments.recipes.common import against, ranking, table_of, with_task
 from experiments.recipes.growing import ERROR, READERS, completion_runs, progress_table
 from experiments.recipes.settings import NLL
 from experiments.records import Record
 from experiments.report import Section
+from experiments.statistics import LOG_LOSS, Comparison, Part
 from experiments.tasks.completion import Completion, Latents, Painted, Reader
 from experiments.tasks.updates import update_costs
 
@@ -39,6 +40,8 @@ LATENTS: dict[str, Reader] = {
     "CMANP": Latents(ConstantMemory(dim=32, num_latents=64, num_blocks=1)),
     "LBANP": Latents(Bottleneck(dim=32, num_latents=64, num_layers=2)),
 }
+ONE_PASS = ("SSE, slots attended", "CMANP")  # and places
+REREADING = ("All pixels attended", "LBANP")
 SHORT = ("CMANP", "All pixels attended")  # methods whose updates size smoke measures
 
 
@@ -186,6 +189,20 @@ def processes_headline(records: Sequence[Record]) -> str:
     return ". ".join(found)
 
 
+def comparisons(records: Sequence[Record]) -> list[Comparison]:
+    """Compare models that attend in one pass with Deep Sets, and with those that read all again."""
+    found, asides = [], []
+    for name, own in _by_data(records).items():
+        lines = report.traces(own, "nll", "pixels")
+        sizes = sorted({number for line in lines.values() for number in line})
+        unit, chosen = f" pixels, {name}", (sizes[-1], sizes[len(sizes) // 2])
+        ours = [method for method in lines if method in ONE_PASS or method.startswith("Places")]
+        for method in ours:
+            found += against(lines, method, ["Deep Sets"], LOG_LOSS, unit, at=chosen)
+            asides += against(lines, method, REREADING, LOG_LOSS, unit, part=Part.ASIDE, at=chosen)
+    return [*found, *asides]
+
+
 def headline(records: Sequence[Record]) -> str:
     """Rank the models by NLL, and compare updates of the largest set."""
     costs = [one for one in records if one.settings["data"] == UPDATES]
@@ -222,6 +239,9 @@ RECIPE = Recipe(
     runs=runs,
     section=section,
     headline=headline,
+    comparisons=comparisons,
+    new=True,
+    seeds={Size.SMOKE: 1, Size.SMALL: 3, Size.PAPER: 3},
     verdict="",
     cut="""The paper has no such experiment. Models are small, with 51,000 to 71,000 parameters, and
     trained for 14,000 steps on faces and 20,625 steps on digits, of 8 images and 64 pixels to

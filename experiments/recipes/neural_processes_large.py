@@ -14,6 +14,7 @@ from experiments.recipe import Recipe, Run, Size, Training
 from experiments.recipes import places_large_faces
 from experiments.recipes.neural_processes import (
     Pictures,
+    comparisons,
     in_small_steps,
     process_runs,
     processes_headline,
@@ -48,11 +49,13 @@ RECIPE = Recipe(
     name="neural-processes-large",
     title="Streaming completion of larger faces",
     claim="""This experiment is not in the paper. Images have 64 × 64 pixels, four times as many as
-    in "Streaming completion as a neural process". Do encoders that fold in one pass still come close to attention to all
-    pixels?""",
+    in "Streaming completion as a neural process". Do encoders that fold in one pass still come close
+    to attention to all pixels?""",
     runs=runs,
     section=section,
     headline=processes_headline,
+    comparisons=comparisons,
+    new=True,
     verdict="",
     cut="""The paper has no such experiment. One seed and 8,000 steps. 125 of 1,000 test images, the
     same for all methods, because attention to 4000 pixels is slow to measure. Everything else is as
