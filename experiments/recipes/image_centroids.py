@@ -17,7 +17,7 @@ from typing import Any
 from experiments import report, style
 from experiments.recipe import Recipe, Run, Size
 from experiments.recipes.common import against, ends, table_of, untrained, with_methods
-from experiments.recipes.digit_centroids import BASELINES, centroid_runs, centroids_picture
+from experiments.recipes.digit_centroids import BASELINES, centroid_runs, centroids_pictures
 from experiments.recipes.settings import IMAGE_METHODS, IMAGES
 from experiments.records import Record
 from experiments.report import Section
@@ -89,7 +89,7 @@ def section(records: Sequence[Record]) -> Section:
         "and stars are class centroids; each class has a colour. The centroids are of one support\n"
         "image per class (left) or of all support images (right)."
     )
-    figures = {"": drawing, "tsne": centroids_picture(records)}
+    figures = {"": drawing, **centroids_pictures(records)}
     return Section("\n\n".join(tables), figures, note)
 
 

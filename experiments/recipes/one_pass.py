@@ -3,7 +3,12 @@
     python -m experiments run one-pass --size small     # about 100 minutes on one core
 
 Not in the paper.
-Measured: not yet.
+Measured: 100 points: Places 0.8504; Deep Sets, max 0.8332; Max, weighted means, mass 0.8320; Maxima
+of every layer 0.8312; Mean, max, slots 0.8271; Mean and max 0.8246; SSE, slots apart 0.8242; SSE,
+many slots 0.8242; SSE, sharp 0.8213; SSE → Set Transformer 0.8013; Deep Sets 0.7518. 1000 points:
+Places 0.8385; Mean, max, slots 0.8381; Maxima of every layer 0.8283; Mean and max 0.8234; Deep
+Sets, max 0.8230; Max, weighted means, mass 0.8222; SSE, slots apart 0.8164; SSE, many slots 0.8087;
+SSE, sharp 0.8054; SSE → Set Transformer 0.8050; Deep Sets 0.7829.
 """
 
 from __future__ import annotations
@@ -99,7 +104,8 @@ RECIPE = Recipe(
     test_items=2_446,
     summary="Other encoders in one pass are more accurate on ModelNet40 than Deep Sets of their size",
     verdict="",
-    cut="",
+    cut="""The paper has no such experiment. 15 epochs; everything else is as in the section before.
+    All methods have about as many parameters.""",
     minutes=100,
     seeds={Size.SMOKE: 1, Size.SMALL: 5, Size.PAPER: 3},
 )
