@@ -4,8 +4,10 @@
 
 Paper, on ImageNet: trained 20-way, the Slot Set Encoder is about as good as Deep Sets there, and
 better with more classes (a plot without numbers).
-Measured: 5-way: SSE, as printed 0.9183; SSE, wide slots 0.9136; Deep Sets 0.9060. 200-way: SSE, as
-printed 0.5314; SSE, wide slots 0.4956; Deep Sets 0.4902.
+Measured: 5-way: Linear, mean 0.9211; SSE, as printed 0.9183; Deep Sets, matched 0.9143; SSE, wide
+slots 0.9136; Whitened mean 0.9112; Deep Sets 0.9060; Mean of the features 0.9028; LDA 0.8940.
+200-way: Whitened mean 0.5495; LDA 0.5484; SSE, as printed 0.5314; Linear, mean 0.5298; Deep Sets,
+matched 0.5146; Mean of the features 0.5143; SSE, wide slots 0.4956; Deep Sets 0.4902.
 """
 
 from __future__ import annotations
