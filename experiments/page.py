@@ -9,9 +9,10 @@ from matplotlib.figure import Figure
 
 from experiments import records as record_files
 from experiments import style
+from experiments.blocks import complete, missing
 from experiments.differences import result_of, table_of
 from experiments.provenance import costs, origin, settings
-from experiments.recipe import Outcome, Recipe, Size, as_json
+from experiments.recipe import Outcome, Recipe, Size
 from experiments.records import Record
 from experiments.report import Cell, table, wrap
 from experiments.statistics import judge
@@ -50,6 +51,11 @@ Numbers:
   is better after the correction. It *does not hold* if none is, and at least one is worse after the
   correction; otherwise it is *not shown*. The program computes this from the rows. It says nothing
   about longer training: each section lists the differences from the paper's setup.
+- **Missing runs.** All methods of a section have the same seeds. While some runs are missing, a
+  section shows the largest block of methods and seeds without gaps; more than three seeds count as
+  three, so that a method with three seeds is not left out for the sake of more seeds. The methods
+  that are left out are listed as *not run yet*. There are no comparisons with them, and the
+  verdict is one *so far*.
 - **Bold numbers** are the best mean of a column and all that are not shown to be worse by their
   paired differences. So a bold number may be far from the best if its seeds differ much.
 - **Test sets.** Intervals are over seeds, with one training set and one test set. Sections with
@@ -64,6 +70,12 @@ Numbers:
   that had used the test split. And the sections on the number of slots, hierarchies, slots with
   places and own data were extended or repeated, in part with changed methods, after first test
   results were known; the history of [results/records](results/records) has the earlier records.
+- **What was declared when.** The comparisons of sections 1 to 24 were declared after their first
+  records existed. Those of later sections, and those with the baselines that sections 3 to 6 and 12
+  to 17 got later, were declared without looking at their results. In sections 14, 25 and 26 some
+  runs of the first seed had finished by then; the others were declared before they were run. Two of
+  the later baselines, *Linear, mean* and *Mean of the features*, were known from section 22; they
+  do not count for a claim.
 
 Methods:
 
@@ -101,7 +113,7 @@ def render(
 
     Args:
         recipes: recipes in the order of the page.
-        records: records by recipe name; other sizes and incomplete seeds are ignored.
+        records: records by recipe name; blocks.py says which of them are shown.
         size: size to report. The words of verdicts were written for size "small" and are left out
             for others.
     """
@@ -119,24 +131,6 @@ def render(
     return "\n\n".join(part for part in parts if part) + "\n", figures
 
 
-def complete(recipe: Recipe, records: Sequence[Record], size: Size) -> list[Record]:
-    """Return the records of all seeds whose runs are complete; the other seeds are ignored.
-
-    A record counts only if its training has the settings that the recipe has now.
-    """
-    found = []
-    for seed in sorted({one.seed for one in records}):
-        own = [one for one in records if (one.size, one.seed) == (size, seed)]
-        wanted = [
-            (run.method, dict(run.settings), as_json(run.training))
-            for run in recipe.runs(size, seed)
-        ]
-        counting = [one for one in own if (one.method, one.settings, one.training) in wanted]
-        if len(counting) == len(wanted):
-            found.extend(counting)
-    return found
-
-
 def write(
     recipes: Sequence[Recipe], records_folder: Path, out: Path, size: Size = Size.SMALL
 ) -> list[Path]:
@@ -148,7 +142,7 @@ def write(
     records = {recipe.name: record_files.read(records_folder, recipe.name) for recipe in recipes}
     if not any(complete(recipe, records[recipe.name], size) for recipe in recipes):
         raise InputError(
-            f"nothing to report: {records_folder} contains no complete seed of size {size}. Pass "
+            f"nothing to report: {records_folder} contains no method of size {size} with all its runs. Pass "
             "the folder that `run` printed as --records, or run a recipe first."
         )
     text, figures = render(recipes, records, size)
@@ -163,18 +157,18 @@ def write(
 def _summary(recipes: Sequence[Recipe], records: Mapping[str, Sequence[Record]]) -> str:
     """List all claims, each with one result and the verdict, in a table of three groups."""
     groups: dict[str, list[list[Cell]]] = {name: [] for name in (*_GROUPS, _NEW)}
-    missing = []
+    later = []
     for recipe in recipes:
-        link = f"[§{recipe.number}](#{recipe.name})"
-        if not records[recipe.name]:
-            missing.append(f"{recipe.title} {link}")
+        link, own = f"[§{recipe.number}](#{recipe.name})", records[recipe.name]
+        if not own:
+            later.append(f"{recipe.title} {link}")
             continue
-        compared = recipe.comparisons(records[recipe.name])
+        compared = recipe.comparisons(own)
         outcome = judge(compared) or recipe.outcome
-        result = result_of(compared) or recipe.headline(records[recipe.name])
+        result = result_of(compared) or recipe.headline(own)
         group = _NEW if recipe.new else next(name for name, of in _GROUPS.items() if outcome in of)
-        claim = recipe.summary or recipe.title
-        groups[group].append([claim, _capitalised(result), outcome or "–", link])
+        claim, verdict = recipe.summary or recipe.title, _told(outcome, missing(recipe, own))
+        groups[group].append([claim, _capitalised(result), verdict or "–", link])
     rows: list[list[Cell]] = []
     for name, several in groups.items():
         if several:
@@ -182,8 +176,8 @@ def _summary(recipes: Sequence[Recipe], records: Mapping[str, Sequence[Record]])
     parts = ["## Summary"]
     if rows:
         parts.append(table(["claim", "result", "verdict", "section"], rows))
-    if missing:
-        parts.append(wrap(f"Not run yet: {'; '.join(missing)}."))
+    if later:
+        parts.append(wrap(f"Not run yet: {'; '.join(later)}."))
     return "\n\n".join(parts)
 
 
@@ -198,9 +192,9 @@ def _paragraphs(
         figures[file] = figure
         about = f"{recipe.title}: {name}" if name else recipe.title
         pictures.append(f"![{about}](results/{file})")
-    compared = recipe.comparisons(records)
+    compared, absent = recipe.comparisons(records), missing(recipe, records)
     outcome = judge(compared) or recipe.outcome
-    verdict = f"**Verdict: {outcome}.**" if outcome else ""
+    verdict = f"**Verdict: {_told(outcome, absent)}.**" if outcome else ""
     texts = [verdict]
     if size is Size.SMALL:
         texts = [
@@ -209,15 +203,21 @@ def _paragraphs(
         ]
     return [
         wrap(f"**Measured.** {_capitalised(recipe.headline(records))}."),
+        wrap(f"**Not run yet** with these seeds: {'; '.join(absent)}.") if absent else "",
         section.table,
         *pictures,
         section.notes,
         table_of(compared, recipe.test_items),
         *map(wrap, texts),
         costs(records),
-        wrap(f"**Settings.** {settings(records)}."),
+        wrap(f"**Settings.** {settings(records, recipe.seeds[size])}."),
         f"**Command.** `{_command(recipe, size)}`",
     ]
+
+
+def _told(outcome: Outcome | None, absent: Sequence[str]) -> str:
+    """Return a verdict as a text; it may change if methods are absent."""
+    return f"{outcome}, so far" if outcome and absent else outcome or ""
 
 
 def _command(recipe: Recipe, size: Size) -> str:

@@ -25,12 +25,13 @@ def costs(records: Sequence[Record]) -> str:
     return table(["method", "parameters", "median time per run"], rows) if rows else ""
 
 
-def settings(records: Sequence[Record]) -> str:
-    """Summarise the settings of the runs."""
+def settings(records: Sequence[Record], wanted: int) -> str:
+    """Summarise the settings of the runs; `wanted` is the number of seeds that there should be."""
+    seeds = len({record.seed for record in records})
     trainings = [record.training for record in records if record.training]
     settings = {
         "runs": f"{len(records):,}",
-        "seeds": f"{len({record.seed for record in records})}",
+        "seeds": f"{seeds}" if seeds >= wanted else f"{seeds} of {wanted}",
         "epochs": _distinct(training["epochs"] for training in trainings),
         "batch size": _distinct(training["batch_size"] for training in trainings),
         "learning rate": _distinct(training["rate"] for training in trainings),

@@ -184,7 +184,7 @@ class Recipe:
         cut: differences of size "small" from the paper's setup.
         minutes: run time of size "small" on two cores, measured or estimated.
         summary: the claim in one line, for the first table of RESULTS.md; may only use numbers that
-            the recipe's tables contain. Empty if the recipe has not been run.
+            the recipe's tables contain.
         comparisons: function of the records that returns the paired comparisons by which the claim
             is judged; the summary shows the first one. `against` and `changes` of recipes/common.py
             make them.

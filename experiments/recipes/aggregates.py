@@ -92,8 +92,9 @@ def _pooled(values: Lines, names: Sequence[str], x: float) -> Seeds:
 
 def headline(records: Sequence[Record]) -> str:
     """Rank the aggregates of learned slots at the training size and at the largest size."""
-    values = curves_of(records)["SSE, slots apart, learned"]
-    return f"slots apart, learned, {ends(values, ' pixels', best=min)}"
+    values = curves_of(records)
+    method = max(values, key=list(POOLS).index)  # learned slots, if they were run
+    return f"{method.removeprefix('SSE, ')}, {ends(values[method], ' pixels', best=min)}"
 
 
 RECIPE = Recipe(

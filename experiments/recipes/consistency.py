@@ -76,10 +76,10 @@ def headline(records: Sequence[Record]) -> str:
     verdicts = [str(record.metrics["verdict"]) for record in records]
     once = verdicts.count("folds in one pass")
     several = sum(verdict.startswith("folds") for verdict in verdicts) - once
-    worst = max(float(str(one.metrics["fold"])) for one in records if one.metrics["fold"])
+    errors = [float(str(one.metrics["fold"])) for one in records if one.metrics["fold"]]
     return (
         f"{once} encoders fold in one pass and {several} in several passes, with errors up to "
-        f"{worst:.1e}; {len(verdicts) - once - several} do not fold"
+        f"{max(errors, default=0):.1e}; {len(verdicts) - once - several} do not fold"
     )
 
 

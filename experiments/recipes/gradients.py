@@ -17,7 +17,7 @@ from torch import nn
 from experiments import report, style
 from experiments.memory import cost_of_step
 from experiments.recipe import Metrics, Recipe, Run, Size, Task, Training
-from experiments.recipes.common import in_pairs, measured, ranking, tested, with_task
+from experiments.recipes.common import in_pairs, measured, ranking, tested, was_run, with_task
 from experiments.recipes.settings import ABLATION, NLL
 from experiments.records import Record
 from experiments.report import Section
@@ -159,11 +159,13 @@ def comparisons(records: Sequence[Record]) -> list[Comparison]:
 
 def headline(records: Sequence[Record]) -> str:
     """Rank the gradients by NLL, and compare the memory of the whole set with exact chunks."""
-    memory = values_of(records, "megabytes")
+    memory, told = values_of(records, "megabytes"), ranking(values_of(records, "nll"), best=min)
+    if not was_run(memory, "whole set at once", "exact"):
+        return told
     whole, exact = (mean(memory[name]) for name in ("whole set at once", "exact"))
     return (
-        f"{ranking(values_of(records, 'nll'), best=min)}. A step on {_pixels(records):,} pixels "
-        f"takes {whole:.0f} MB at once, {exact:.0f} MB with exact gradients in chunks"
+        f"{told}. A step on {_pixels(records):,} pixels takes {whole:.0f} MB at once, {exact:.0f} MB "
+        "with exact gradients in chunks"
     )
 
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from experiments import report, style
 from experiments.recipe import Recipe, Run, Size
 from experiments.recipes.aggregates import AGGREGATES, POOLS, trainings
-from experiments.recipes.common import in_pairs, tested, with_task
+from experiments.recipes.common import in_pairs, tested, was_run, with_task
 from experiments.recipes.settings import ABLATION, NLL
 from experiments.records import Record
 from experiments.report import Section
@@ -62,7 +62,9 @@ def headline(records: Sequence[Record]) -> str:
     """Count the aggregates with which random slots are better."""
     groups = report.grid(records, "nll", "aggregate", "method")
     better = [
-        name for name, group in groups.items() if mean(group[APART[0]]) < mean(group[APART[1]])
+        name
+        for name, group in groups.items()
+        if was_run(group, *APART) and mean(group[APART[0]]) < mean(group[APART[1]])
     ]
     which = f": {', '.join(better)}" if better else ""
     return f"random slots are better with {len(better)} of {len(groups)} aggregates{which}"

@@ -3,7 +3,9 @@
     python -m experiments run modelnet-long --size small     # about 180 minutes on one core
 
 Paper: 200 epochs; numbers as for `modelnet`.
-Measured: not yet.
+Measured: 100 points: Deep Sets, max, matched 0.8590; Deep Sets, max 0.8451; SSE, as printed,
+learned 0.8446. 1000 points: Deep Sets, max, matched 0.8422; SSE, as printed, learned 0.8401; Deep
+Sets, max 0.8369.
 """
 
 from __future__ import annotations
@@ -96,7 +98,9 @@ RECIPE = Recipe(
     test_items=2_446,
     summary="SSE is more accurate on ModelNet40 than Deep Sets, after three times as many epochs",
     verdict="",
-    cut="",
+    cut="""60 epochs instead of 200. Models are trained with 100 points and tested with 100 to 1000,
+    without the fine-tuning of section 12. Dropout 0.3 and label smoothing 0.1 were set once for all
+    methods. All but the first Deep Sets have about as many parameters.""",
     minutes=180,
     seeds={Size.SMOKE: 1, Size.SMALL: 3, Size.PAPER: 3},
 )

@@ -22,8 +22,8 @@ from experiments.recipes.common import (
     changes,
     curve_section,
     ends,
+    in_pairs,
     measured,
-    was_run,
 )
 from experiments.recipes.reconstruction import ATTENDED, NOTES, largest
 from experiments.recipes.settings import ATTENDED_METHODS, NLL
@@ -60,19 +60,16 @@ def comparisons(records: Sequence[Record]) -> list[Comparison]:
     values = report.traces(records, "nll", "pixels")
     line = next(iter(values.values()))
     last, first = max(line), min(line)
-
-    def change(method: str) -> Seeds:
-        before, after = values[method][first], values[method][last]
-        return {seed: after[seed] - before[seed] for seed in before}
-
+    gained: dict[str, Seeds] = {
+        method: {seed: after - line[first][seed] for seed, after in line[last].items()}
+        for method, line in values.items()
+    }
     found = []
     for method, part in (("SSE, as printed", Part.CLAIM), ("SSE, slots apart", Part.APART)):
         found += changes(values, [method], [(last, first)], LOG_LOSS, " pixels", part=part)
         where = f"change from {first:,g} to {last:,g} pixels"
-        for other in ("Deep Sets", "Deep Sets, matched"):
-            if was_run(values, method, other):
-                seeds = change(method), change(other)
-                found.append(Comparison(method, other, where, *seeds, LOG_LOSS, part))
+        pairs = {(method, other): part for other in ("Deep Sets", "Deep Sets, matched")}
+        found += in_pairs(gained, pairs, LOG_LOSS, where)
     others = ("Deep Sets", "PMA", ATTENDED)
     return [
         *found,

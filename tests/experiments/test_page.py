@@ -11,7 +11,7 @@ from experiments import page, records, report, style
 from experiments.recipe import Outcome, Recipe, Run, Size
 from experiments.recipes.common import against
 from experiments.statistics import ACCURACY, Part
-from tests.experiments.clouds import RECORDS, record
+from tests.experiments.clouds import RECORDS
 
 
 def values_of(found):
@@ -53,6 +53,7 @@ CLOUDS = Recipe(
     summary="SSE wins",
     comparisons=comparisons,
     test_items=2446,
+    seeds={Size.SMALL: 2, Size.PAPER: 2},
 )
 DIGITS = dataclasses.replace(CLOUDS, number=3, name="digits", title="Digits")
 
@@ -202,19 +203,29 @@ def test_what_is_written_is_the_same_each_time(tmp_path: Path):
     assert (out / "RESULTS.md").read_text() == rendered(CLOUDS, DIGITS)
 
 
-def test_only_seeds_that_are_complete_count():
-    other = record("SSE, slots apart", 200, 0, 0.9, size="smoke")
-    stranger = record("a method that is gone", 200, 1, 0.9)
-    retuned = dataclasses.replace(RECORDS[0], training={**RECORDS[0].training, "epochs": 5})
-    missing = [one for one in RECORDS if (one.seed, one.method) != (0, "Deep Sets")]
-    found = page.complete(CLOUDS, [*missing, other, stranger], Size.SMALL)
-    assert found == [one for one in RECORDS if one.seed == 1]
-    assert page.complete(CLOUDS, [retuned, *RECORDS[1:]], Size.SMALL) == [
-        one for one in RECORDS if one.seed == 0
-    ]
-    assert page.complete(CLOUDS, [*RECORDS, other, stranger], Size.SMALL) == sorted(
-        RECORDS, key=lambda one: one.seed
-    )
+def test_methods_that_were_not_run_are_listed():
+    text = rendered(CLOUDS, found=[one for one in RECORDS if one.method != "Deep Sets"])
+    _, _, section = text.partition('<a id="clouds">')
+    assert "\n**Not run yet** with these seeds: Deep Sets.\n" in section
+    assert "| SSE, slots apart | 0.30 ± 1.27 | 0.40 ± 1.27 |" in section
+    assert "**Paired differences**" not in section
+    assert "**Not run yet**" not in rendered(CLOUDS)
+
+
+def test_a_verdict_without_all_methods_is_one_so_far():
+    def runs(size, seed):
+        return [*CLOUDS.runs(size, seed), Run("PMA", None, dict, {"points": 200})]
+
+    text = rendered(dataclasses.replace(CLOUDS, runs=runs))
+    assert "1 of 2 better | holds in part, so far | [§2](#clouds) |" in text
+    assert "**Verdict: holds in part, so far.** SSE wins here, too." in text
+    assert "**Not run yet** with these seeds: PMA." in text
+    assert "so far" not in rendered(CLOUDS).partition('<a id="clouds">')[2]
+
+
+def test_the_page_says_if_seeds_are_missing():
+    text = rendered(dataclasses.replace(CLOUDS, seeds={Size.SMALL: 5}))
+    assert "runs: 8; seeds: 2 of 5;" in text
 
 
 def test_nothing_is_written_if_no_record_counts(tmp_path: Path):

@@ -14,7 +14,7 @@ import torch
 
 from experiments import page, records
 from experiments.recipe import Size, settings_of
-from experiments.recipes import all_recipes, gradients, places_digits, places_large_faces
+from experiments.recipes import all_recipes, common, gradients, places_digits, places_large_faces
 from experiments.running import Options, run
 from experiments.tasks import centroids
 
@@ -42,7 +42,7 @@ def test_recipes_are_numbered_without_gaps():
 
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=list(RECIPES))
 @pytest.mark.usefixtures("brief")
-def test_smoke(recipe, out):
+def test_smoke(recipe, out, monkeypatch):
     failures = run([recipe], Size.SMOKE, options=Options(out, device="cpu", threads=1))
     assert failures == []
     found = records.read(out / "records" / Size.SMOKE, recipe.name)
@@ -53,6 +53,29 @@ def test_smoke(recipe, out):
     assert recipe.title in text
     assert "nan" not in text.lower().split()
     assert all(name.startswith(recipe.name) for name in figures)
+    names = {one.method for one in recipe.runs(Size.SMALL, 0)}
+    assert without_values(recipe.comparisons, found, monkeypatch) <= names
+    # While runs are missing, whichever they are, there is a section of the others.
+    methods = list(dict.fromkeys(one.method for one in found))
+    half = len(methods) // 2
+    for some in (methods[:half], methods[half:]):
+        there = [one for one in found if one.method in some]
+        text, _ = page.render([recipe], {recipe.name: there}, Size.SMOKE)
+        assert ("**Not run yet** with these seeds" in text) == (0 < len(some) < len(methods))
+
+
+def without_values(comparisons, found, monkeypatch) -> set[str]:
+    """Return the names of methods to compare that have no values; one may be misspelt."""
+    asked = set()
+
+    def was_run(values, *methods):
+        asked.update(method for method in methods if method not in values)
+        return set(methods) <= values.keys()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(common, "was_run", was_run)
+        comparisons(found)
+    return asked
 
 
 def flat(values):
