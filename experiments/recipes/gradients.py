@@ -191,7 +191,10 @@ RECIPE = Recipe(
     ones, with every seed. Exact gradients in chunks are the same as those of the whole set at once,
     and no difference in NLL is shown; they take a quarter of the memory and half more time.
     Unbiased gradients from one of eight chunks take about half the time of the whole set, and are
-    worse than exact ones by 0.012.""",
+    worse than exact ones by 0.012. In equal CPU time the order is the reverse: a model that is
+    trained on subsets sees five times as many images, and reaches -0.042 where exact gradients
+    reach 0.141. New images are free here. Where labelled sets are few, as in the section on needles,
+    exact gradients are worth their time.""",
     cut="""The paper has no such experiment. The task is image completion from 800 of the 1024
     pixels of 32 x 32 images, in chunks of 100; 3 epochs on 8,000 images.""",
     minutes=15,

@@ -97,7 +97,9 @@ RECIPE = Recipe(
     comparisons=comparisons,
     test_items=2_446,
     summary="SSE is more accurate on ModelNet40 than Deep Sets, after three times as many epochs",
-    verdict="",
+    verdict="""With one seed, three times as many epochs raise Deep Sets and the encoder as printed
+    alike, and the Deep Sets with as many parameters is ahead of it at every number of points. The
+    margin of the encoder over the smaller Deep Sets is that of its number of parameters. Random slots, ISAB and places have not been trained for as long yet.""",
     cut="""60 epochs instead of 200. Models are trained with 100 points and tested with 100 to 1000,
     without the fine-tuning of section 12. Dropout 0.3 and label smoothing 0.1 were set once for all
     methods. All but the first Deep Sets have about as many parameters.""",

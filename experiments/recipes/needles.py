@@ -3,7 +3,13 @@
     python -m experiments run needles --size small     # about 55 minutes on one core
 
 Not in the paper.
-Measured: not yet.
+Measured: AUC with 10,000 elements, 0.1% needles. Equal steps: Gated attention, exact 0.992; SSE,
+slots apart, exact 0.980; Deep Sets, exact 0.673; Elements with bag labels 0.642; Statistics,
+logistic regression 0.603; SSE, slots apart, unbiased 0.570; SSE, slots apart, subset 0.527; Gated
+attention, unbiased 0.524; Gated attention, subset 0.515; Deep Sets, max, exact 0.506. Equal CPU
+time: Gated attention, exact 0.992; Gated attention, subset 0.987; Elements with bag labels 0.981;
+SSE, slots apart, exact 0.980; Deep Sets, exact 0.673; SSE, slots apart, unbiased 0.604; Gated
+attention, unbiased 0.563; Deep Sets, max, exact 0.506; SSE, slots apart, subset 0.471.
 """
 
 from __future__ import annotations
@@ -236,7 +242,17 @@ RECIPE = Recipe(
     headline=headline,
     comparisons=comparisons,
     new=True,
-    verdict="",
+    summary="Exact gradients find needles in bags where gradients of subsets do not",
+    verdict="""After equally many steps, exact gradients find needles where those of subsets find
+    nothing: with 10,000 elements and 0.1% needles, gated attention reaches 0.992 against 0.515 and
+    slots 0.980 against 0.527. In equal CPU time the difference is gone for gated attention, because
+    a subset allows 33 times as many steps, each on new bags: 0.992 against 0.987. Slots do not
+    profit: 0.980 against 0.471. So exact gradients need fewer labelled bags, not less time. If
+    labels are few and bags are large, as with slides of patients, that is what counts; if new bags
+    are free, subsets are as good. Training a classifier of single elements with the labels of their
+    bags is nearly as good in equal time with 10,000 elements (0.981) and fails with 100,000 (0.547).
+    Nothing works with one needle in 1,000 elements. Unbiased gradients are worse than both. A step
+    on 8 bags of 100,000 elements takes 12.5 MB with exact gradients and 635.6 MB at once.""",
     cut="""The paper has no such experiment. Elements are digits of MNIST, each in nine places (moved
     by one pixel at most), as 64 principal components of the training images. They are drawn with
     replacement: a bag of 100,000 repeats some. Training, validation and test bags hold different

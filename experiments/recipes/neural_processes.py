@@ -3,7 +3,11 @@
     python -m experiments run neural-processes --size small     # about 75 minutes on one core
 
 Not in the paper.
-Measured: not yet.
+Measured: CelebA, 32 × 32: NLL with 1000 pixels: All pixels attended -0.764; Places, 16 × 16 -0.668;
+LBANP -0.621; CMANP -0.346; SSE, slots attended -0.111; Deep Sets 0.026. MNIST: NLL with 784 pixels:
+Places, 14 × 14 -0.827; All pixels attended -0.511; LBANP -0.457; Deep Sets -0.374; SSE, slots
+attended -0.320; CMANP -0.203. Update of 100,000 pixels, in milliseconds: Deep Sets 0.4; Places, 16
+× 16 0.7; SSE, slots attended 0.9; CMANP 1.4; LBANP 96.4; All pixels attended 165.4.
 """
 
 from __future__ import annotations
@@ -242,7 +246,17 @@ RECIPE = Recipe(
     comparisons=comparisons,
     new=True,
     seeds={Size.SMOKE: 1, Size.SMALL: 3, Size.PAPER: 3},
-    verdict="",
+    summary="Encoders that attend in one pass complete images better than Deep Sets",
+    verdict="""Only slots with places come close to full attention in one pass. On faces they are
+    behind attention to all pixels by about a tenth of a nat with 1000 pixels and ahead of it with
+    20, and level with LBANP; on digits they are ahead of everything at every number of pixels. They
+    keep 1,025 numbers, and an update takes the same time however many pixels the set holds, where
+    attention to 100,000 pixels takes over two hundred times as long. CMANP, which is the closest
+    published rival, is between Deep Sets and full attention on faces and behind Deep Sets on digits.
+    Slots that are attended keep 72 numbers, a hundredth of what CMANP keeps, and are better than
+    Deep Sets on faces only. All but places had learned little of the digits in three epochs, and
+    CMANP and LBANP still improved much in the second half of the training. So this shows what models
+    of this size learn in minutes, not what they can learn.""",
     cut="""The paper has no such experiment. Models are small, with 51,000 to 71,000 parameters, and
     trained for 14,000 steps on faces and 20,625 steps on digits, of 8 images and 64 pixels to
     predict. Feng et al. train models of several times the size for far longer. CMANP has one block
