@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from torch import nn
@@ -58,9 +59,9 @@ def create(
         raise InputError(
             f"the window must be a multiple of the buckets; got {window!r} and {bucket!r}."
         )
-    database = database_of(url)
-    database.create({"bucket": size, "window": kept}, new_row(1, encoder, active=True, since=0))
-    return LiveSets(database, encoder, allow)
+    with _closing_on_error(database_of(url)) as database:
+        database.create({"bucket": size, "window": kept}, new_row(1, encoder, active=True, since=0))
+        return LiveSets(database, encoder, allow)
 
 
 @checked
@@ -79,9 +80,19 @@ def open(
         StoreError: There is no store, or the database cannot be used.
         StateMismatchError: Another model computed the states.
     """
-    database = database_of(url)
-    database.check_version()
-    return LiveSets(database, None if model is None else encoder_of(model, allow), allow)
+    given = None if model is None else encoder_of(model, allow)
+    with _closing_on_error(database_of(url)) as database:
+        database.check_version()
+        return LiveSets(database, given, allow)
+
+
+@contextmanager
+def _closing_on_error(database: Database) -> Iterator[Database]:
+    try:
+        yield database
+    except BaseException:
+        database.close()
+        raise
 
 
 def database_of(url: str | Path) -> Database:

@@ -40,15 +40,28 @@ class Identity(NamedTuple):
         Identity(source='orders', key='3:17')
         """
         parts = list(batch) if isinstance(batch, tuple | list) else []
-        named = len(parts) > 1 and isinstance(parts[0], str) and parts[0]
-        if not named or not all(type(part) in (int, str) and part != "" for part in parts[1:]):
+        named = len(parts) > 1 and isinstance(parts[0], str)
+        if not named or not all(type(part) in (int, str) and part != "" for part in parts):
             raise InputError(
                 "batch must be a source and what identifies a batch of it, such as "
                 f"('orders', 17) or ('clicks', partition, offset); got {batch!r:.80}."
             )
+        if any("\0" in text or not _is_utf8(text) for text in parts if isinstance(text, str)):
+            raise InputError(
+                "the identity of a batch must be text that UTF-8 can hold, without the character "
+                f"NUL; got {batch!r:.80}."
+            )
         # "1:2" and ("1", "2") must differ.
         key = ":".join(str(part).replace("\\", "\\\\").replace(":", "\\:") for part in parts[1:])
         return cls(parts[0], key)
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a pair of surrogates
+        return False
+    return True
 
 
 class Applied(NamedTuple):

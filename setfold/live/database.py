@@ -20,6 +20,7 @@ from contextlib import AbstractContextManager
 from typing import Any, ClassVar, NamedTuple
 
 from setfold.errors import StoreError
+from setfold.live.schema import BUCKETS
 
 VERSION = 1
 
@@ -29,7 +30,7 @@ class StateRow(NamedTuple):
 
     name: bytes
     bucket: int
-    count: int
+    count: int  # type: ignore[assignment]  # tuples have a method of this name
     checksum: bytes
     state: bytes
 
@@ -79,8 +80,8 @@ class Transaction(ABC):
         """Run a statement, and return the rows that it yields."""
 
     @abstractmethod
-    def run_many(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
-        """Run a statement for each row of values."""
+    def run_many(self, statement: str, rows: Iterable[Sequence[Any]]) -> int:
+        """Run a statement for each row of values, and return how many rows it has changed."""
 
     @abstractmethod
     def stream(
@@ -102,25 +103,56 @@ class Transaction(ABC):
             (name, value),
         )
 
+    def set_once(self, name: str, value: str) -> str:
+        """Let a setting have a value unless it has one; return the one that it has."""
+        statement = "SELECT value FROM settings WHERE name = ?"
+        if found := self.run(statement, (name,)):
+            return found[0][0]
+        self.run(
+            "INSERT INTO settings (name, value) VALUES (?, ?) ON CONFLICT DO NOTHING", (name, value)
+        )
+        return self.run(statement, (name,))[0][0]  # it may be that of another transaction
+
     def epoch(self) -> int:
         """Return the number of changes other than updates."""
-        return int(self.run("SELECT value FROM settings WHERE name = 'epoch'")[0][0])
+        return self.number("epoch")
+
+    def number(self, name: str) -> int:
+        """Return a setting that is a number.
+
+        Raises:
+            StoreError: There is none.
+        """
+        rows = self.run("SELECT value FROM settings WHERE name = ?", (name,))
+        try:
+            return int(rows[0][0])
+        except (IndexError, TypeError, ValueError):
+            raise StoreError(
+                f"the store is damaged: its setting {name!r} is missing or not a number. Restore a "
+                "backup."
+            ) from None
 
     def begin_epoch(self) -> None:
         """Count a change other than an update."""
         self.set("epoch", str(self.epoch() + 1))
 
     @abstractmethod
+    def next_sequences(self, count: int) -> list[int]:
+        """Return numbers that are larger than that of every batch and deletion before."""
+
     def next_sequence(self) -> int:
-        """Return a number that is larger than that of every batch and deletion before."""
+        """Return one such number."""
+        return self.next_sequences(1)[0]
 
     def begin(self, sizes: Mapping[str, int | None], model: ModelRow) -> None:
         """Fill the tables of a new store."""
-        first = {"version": VERSION, "epoch": 0, "sequence": 0, **sizes}
+        first = {"version": VERSION, "epoch": 0, **sizes}
         for name, value in first.items():
             if value is not None:
                 self.set(name, str(value))
         self.add_model(model)
+        if sizes["bucket"] is not None:
+            self.run(BUCKETS)
 
     # ---- models ----------------------------------------------------------------------------
 
@@ -160,10 +192,15 @@ class Transaction(ABC):
                 found[key] = BatchRow(row[0], row[1], bytes(row[2]), row[3])
         return found
 
-    def add_batches(self, rows: Sequence[BatchRow]) -> None:
-        """Note that batches were applied."""
-        self.run_many(
-            "INSERT INTO batches (source, key, digest, sequence) VALUES (?, ?, ?, ?)", rows
+    def add_batches(self, rows: Iterable[BatchRow]) -> int:
+        """Note that batches were applied, except those that others have noted; return how many.
+
+        A transaction that notes the same batch waits until this one ends.
+        """
+        return self.run_many(
+            "INSERT INTO batches (source, key, digest, sequence) VALUES (?, ?, ?, ?) "
+            "ON CONFLICT DO NOTHING",
+            sorted(rows),  # so that two that note the same ones never wait for each other
         )
 
     def is_filled(self, model: int, source: str, key: str) -> bool:
@@ -287,6 +324,11 @@ class Database(ABC):
     def __init__(self, url: str) -> None:
         self.url = url
 
+    @property
+    def shown(self) -> str:
+        """The URL without a password, for messages."""
+        return self.url
+
     @abstractmethod
     def exists(self) -> bool:
         """Whether it holds a store."""
@@ -331,14 +373,14 @@ class Database(ABC):
         """Raise StoreError unless this setfold can use the store."""
         if not self.exists():
             raise StoreError(
-                f"there is no store at {self.url}. Create one with setfold.live.create.",
-                command=f"there is no store at {self.url}. Create one with setfold live create.",
+                f"there is no store at {self.shown}. Create one with setfold.live.create.",
+                command=f"there is no store at {self.shown}. Create one with setfold live create.",
             )
         with self.reading() as view:
             found = view.settings().get("version")
         if found != str(VERSION):
             raise StoreError(
-                f"{self.url} has schema version {found}; this setfold uses version {VERSION}. Use "
+                f"{self.shown} has schema version {found}; this setfold uses version {VERSION}. Use "
                 "the setfold that created it, or export it there and import it here."
             )
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, groupby, islice
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 import torch
@@ -18,6 +18,7 @@ from setfold.files.ids import TYPES, pack
 from setfold.files.kinds import open_frame
 from setfold.files.request import make_columns
 from setfold.files.tables.table import StateTable, merged
+from setfold.live import times
 from setfold.live.absorb import absorbing, admit, check_states, names_of, needed_columns
 from setfold.live.batches import (
     DUPLICATE,
@@ -29,15 +30,44 @@ from setfold.live.batches import (
     RowReader,
 )
 from setfold.live.commit import GroupCommit
-from setfold.live.database import BatchRow, Database, Deletion, StateRow, Transaction
+from setfold.live.database import (
+    BatchRow,
+    Database,
+    Deletion,
+    StateRow,
+    Transaction,
+)
 from setfold.live.models import LiveModel, open_models
+from setfold.live.retry import InterruptedTransactionError, repeated
 from setfold.live.states import split_key
-from setfold.live.times import first_bucket, now, parse_duration
+from setfold.live.times import first_bucket, parse_duration
 
 GROUP = 1024  # batches of one transaction
 TRIES = 10  # how often an update is prepared, if the store changes meanwhile
 AT_ONCE = 4096  # states that are read at a time
-Names = Sequence[Any] | pa.Array | pa.ChunkedArray
+Names: TypeAlias = Sequence[Any] | pa.Array | pa.ChunkedArray
+
+
+class _Prepared(NamedTuple):
+    """What an update is about to write.
+
+    Attributes:
+        epoch: The epoch in which it was prepared.
+        results: The results of batches that were applied before.
+        applied: What will become of the others, by number.
+        models: The models.
+        tables: The states of the rows, for each model.
+    """
+
+    epoch: int
+    results: list[Applied | Exception]
+    applied: dict[int, Applied]
+    models: list[LiveModel]
+    tables: list[list[StateTable]]
+
+
+class _StaleError(Exception):
+    """The store has changed since an update was prepared."""
 
 
 class LiveSets:
@@ -59,7 +89,7 @@ class LiveSets:
     ) -> None:
         self.database, self.given, self.allow = database, given, tuple(allow)
         self.group: GroupCommit[Batch, Applied] = GroupCommit(self._apply, GROUP)
-        self.known = -1  # the epoch of the models
+        self.loaded: tuple[int, list[LiveModel]] = (-1, [])  # the models, and their epoch
         with database.reading() as view:
             self._refresh(view)
             settings = view.settings()
@@ -130,8 +160,9 @@ class LiveSets:
 
     def _apply(self, batches: Sequence[Batch]) -> Sequence[Applied | Exception]:
         """Apply small batches in one transaction; those that fail do not affect the others."""
+        done: dict[int, Applied] = {}  # in case that a commit is lost on the way back
         try:
-            return self._apply_together(batches)
+            return repeated(lambda: self._apply_together(batches, done), is_identified=True)
         except StoreError:
             raise
         except Exception as error:  # a bad row, for example; it is not known of which batch
@@ -139,36 +170,61 @@ class LiveSets:
                 return [error]
         return [result for batch in batches for result in self._apply([batch])]
 
-    def _apply_together(self, batches: Sequence[Batch]) -> Sequence[Applied | Exception]:
+    def _apply_together(
+        self, batches: Sequence[Batch], done: dict[int, Applied]
+    ) -> Sequence[Applied | Exception]:
+        """Apply batches; `done` collects what became of them, by sequence number."""
         for _ in range(TRIES):
-            with self.database.reading() as view:
-                epoch, models = view.epoch(), self._refresh(view)
-                horizon = _horizon(view)
-                results, fresh = _sort_out(view, batches)
-                admitted = {
-                    number: admit(batches[number].rows, batches[number].layout, view, horizon)
-                    for number in fresh
-                }
-            with absorbing(models) as absorber:
-                for number, found in admitted.items():
-                    if found.rows.num_rows:
-                        absorber.add(found.rows, batches[number].layout)
-                tables = {model.number: list(absorber.drain(model)) for model in models}
-            with self.database.writing() as transaction:
-                if transaction.epoch() != epoch or _sort_out(transaction, batches)[1] != fresh:
-                    continue
-                types = {batches[number].types for number in fresh}
-                for kinds in types:
-                    _check_types(transaction, kinds)
-                for number in fresh:
-                    self._note(transaction, batches[number].identity, batches[number].digest)
-                for model in models:
-                    write_states(transaction, model, tables[model.number])
-            for number, (left, late, deleted) in admitted.items():
-                sets = len(names_of(left, batches[number].layout).unique())
-                results[number] = Applied("applied", left.num_rows, sets, late, deleted)
-            return results
+            prepared = self._prepare(batches, done)
+            try:
+                if prepared.applied:
+                    self._write(batches, prepared, done)
+            except _StaleError:
+                continue
+            for number, applied in prepared.applied.items():
+                prepared.results[number] = applied
+            return prepared.results
         raise _busy_error(self.database)
+
+    def _prepare(self, batches: Sequence[Batch], done: dict[int, Applied]) -> _Prepared:
+        """Compute the states of the rows of those batches that were not applied before."""
+        with self.database.reading() as view:
+            epoch, models, horizon = view.epoch(), self._refresh(view), _horizon(view)
+            results, fresh = _sort_out(view, batches, done)
+            admitted = {
+                number: admit(batches[number].rows, batches[number].layout, view, horizon)
+                for number in fresh
+            }
+        with absorbing(models) as absorber:
+            for number, found in admitted.items():
+                if found.rows.num_rows:
+                    absorber.add(found.rows, batches[number].layout)
+            tables = [list(absorber.drain(model)) for model in models]
+        applied = {}
+        for number, (left, late, deleted) in admitted.items():
+            sets = len(names_of(left, batches[number].layout).unique())
+            applied[number] = Applied("applied", left.num_rows, sets, late, deleted)
+        return _Prepared(epoch, results, applied, models, tables)
+
+    def _write(
+        self, batches: Sequence[Batch], prepared: _Prepared, done: dict[int, Applied]
+    ) -> None:
+        """Apply what was prepared, in one transaction.
+
+        Raises:
+            _StaleError: The store has changed meanwhile.
+        """
+        fresh = [batches[number] for number in prepared.applied]
+        with self.database.writing() as transaction:
+            if transaction.epoch() != prepared.epoch:
+                raise _StaleError
+            for types in {batch.types for batch in fresh}:
+                _check_types(transaction, types)
+            sequences = transaction.next_sequences(len(fresh))
+            done |= dict(zip(sequences, prepared.applied.values(), strict=True))
+            _note(transaction, fresh, sequences)
+            for model, tables in zip(prepared.models, prepared.tables, strict=True):
+                write_states(transaction, model, tables)
 
     def _apply_large(
         self,
@@ -189,25 +245,32 @@ class LiveSets:
                 left += found.rows.num_rows
                 if found.rows.num_rows:
                     absorber.add(found.rows, layout, first)
-            digest = reader.digest.result()
-            with self.database.writing(alone=True) as transaction:
-                known = transaction.find_batches([identity]).get(identity)
-                if known is not None:
-                    _check_digest(known, digest)
-                    return DUPLICATE
-                if transaction.epoch() != epoch:
-                    raise _busy_error(self.database)
-                _check_types(transaction, _types_of(layout, reader.frame.schema))
-                self._note(transaction, identity, digest)
-                for model in models:
-                    for table in absorber.drain(model):
-                        write_states(transaction, model, [table])
-                        names |= dict.fromkeys(split_key(key)[0] for key in table.sets.to_pylist())
+            digest, sequence = reader.digest.result(), -1
+            try:
+                with self.database.writing(alone=True) as transaction:
+                    known = transaction.find_batches([identity]).get(identity)
+                    if known is not None:
+                        _check_digest(known, digest)
+                        return DUPLICATE
+                    if transaction.epoch() != epoch:
+                        raise _busy_error(self.database)
+                    _check_types(transaction, _types_of(layout, reader.frame.schema))
+                    sequence = transaction.next_sequence()
+                    transaction.add_batches([BatchRow(*identity, digest, sequence)])
+                    for model in models:
+                        for table in absorber.drain(model):
+                            write_states(transaction, model, [table])
+                            names |= dict.fromkeys(split_key(k)[0] for k in table.sets.to_pylist())
+            except InterruptedTransactionError as error:
+                if not error.is_unknown or not self._has(identity, sequence):
+                    raise
         return Applied("applied", left, len(names), late, deleted)
 
-    def _note(self, transaction: Transaction, identity: Identity, digest: bytes) -> None:
-        row = BatchRow(*identity, digest, transaction.next_sequence())
-        transaction.add_batches([row])
+    def _has(self, identity: Identity, sequence: int) -> bool:
+        """Whether a batch was applied with this sequence number."""
+        with self.database.reading() as view:
+            known = view.find_batches([identity]).get(identity)
+        return known is not None and known.sequence == sequence
 
     # ---- reading ---------------------------------------------------------------------------
 
@@ -223,10 +286,7 @@ class LiveSets:
                 of the present is the last one.
             head: Whether to apply the head of the model.
         """
-        with self.database.reading() as view:
-            model = self._refresh(view)[0]
-            wanted = self._pack(view, names)
-            rows = view.of_sets(model.number, list(dict.fromkeys(wanted)), self._since(last))
+        model, wanted, rows = repeated(lambda: self._read(names, last))
         encoder = model.readers[head]
         empty = encoder.readout(encoder.initial_state(1)).cpu()
         if not rows:
@@ -240,14 +300,23 @@ class LiveSets:
     @checked
     def count(self, names: Names, *, last: str | None = None) -> list[int]:
         """Return the number of elements of some sets; the arguments are those of `encode`."""
-        with self.database.reading() as view:
-            wanted = self._pack(view, names)
-            model = self._refresh(view)[0].number
-            rows = view.of_sets(model, list(dict.fromkeys(wanted)), self._since(last))
+        _, wanted, rows = repeated(lambda: self._read(names, last))
         counts: dict[bytes, int] = {}
         for row in rows:
             counts[row.name] = counts.get(row.name, 0) + row.count
         return [counts.get(name, 0) for name in wanted]
+
+    def _read(
+        self, names: Names, last: str | None
+    ) -> tuple[LiveModel, list[bytes], list[StateRow]]:
+        """Return the active model, and sets as they are in the database, with their states."""
+        with self.database.reading() as view:
+            model, wanted = self._refresh(view)[0], self._pack(view, names)
+            return (
+                model,
+                wanted,
+                view.of_sets(model.number, list(dict.fromkeys(wanted)), self._since(last)),
+            )
 
     def _since(self, last: str | None) -> int | None:
         """Return the first bucket of the last hours or days; None for all buckets."""
@@ -258,7 +327,7 @@ class LiveSets:
                 f"the store has no buckets, so it cannot read the last {last}. Create a store with "
                 "buckets."
             )
-        return first_bucket(parse_duration(last), self.bucket, now())
+        return first_bucket(parse_duration(last), self.bucket, times.now())
 
     # ---- deletion --------------------------------------------------------------------------
 
@@ -269,12 +338,16 @@ class LiveSets:
         Rows of these sets that arrive in new batches count again, except those in buckets before
         that of the deletion.
         """
+        count = repeated(lambda: self._delete(names))
+        self.database.erase()
+        return count
+
+    def _delete(self, names: Names) -> int:
         with self.database.writing(alone=True) as transaction:
             found = list(dict.fromkeys(self._pack(transaction, names)))
-            deletion = Deletion(transaction.next_sequence(), now())
+            deletion = Deletion(transaction.next_sequence(), times.now())
             count = sum(transaction.delete_set(name, deletion) for name in sorted(found))
             transaction.begin_epoch()
-        self.database.erase()
         return count
 
     @checked
@@ -282,26 +355,30 @@ class LiveSets:
         """Delete the buckets that are older than the window. Returns the number of states."""
         if self.bucket is None or self.window is None:
             raise InputError("the store has no window, so nothing expires.")
-        horizon = first_bucket(self.window, self.bucket, now())
+        horizon = first_bucket(self.window, self.bucket, times.now())
+        count = repeated(lambda: self._expire(horizon))
+        self.database.erase()
+        return count
+
+    def _expire(self, horizon: int) -> int:
         with self.database.writing(alone=True) as transaction:
             horizon = max(horizon, _horizon(transaction) or horizon)
             count = transaction.expire(horizon)
             transaction.set("horizon", str(horizon))
             transaction.begin_epoch()
-        self.database.erase()
         return count
 
     # ---- helpers ---------------------------------------------------------------------------
 
     def _refresh(self, view: Transaction) -> list[LiveModel]:
         """Return the models, the active one first; they are loaded again if they have changed."""
-        epoch = view.epoch()
-        if epoch != self.known:
+        epoch, (known, models) = view.epoch(), self.loaded
+        if epoch != known:
             rows = view.models()
-            if self.known < 0 or [model.row for model in self.models] != rows:
-                self.models = open_models(rows, self.given, self.allow)
-            self.known = epoch
-        return self.models
+            if [model.row for model in models] != rows:
+                models = open_models(rows, self.given, self.allow)
+            self.loaded = epoch, models
+        return models
 
     def _pack(self, view: Transaction, names: Names) -> list[bytes]:
         """Return names of sets as they are in the database."""
@@ -331,7 +408,7 @@ def pack_names(names: Names, types: Sequence[pa.DataType]) -> list[bytes]:
         return []
     try:
         columns = [
-            pa.array(values).cast(kind)
+            _typed(values, kind)
             for values, kind in zip(zip(*several, strict=True), types, strict=True)
         ]
         if any(column.null_count for column in columns):
@@ -342,6 +419,14 @@ def pack_names(names: Names, types: Sequence[pa.DataType]) -> list[bytes]:
             f"({error})."
         ) from error
     return pack(columns).to_pylist()
+
+
+def _typed(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """Return values of a type, or of one that can be cast to it."""
+    try:
+        return pa.array(values, kind)
+    except (pa.ArrowException, TypeError):
+        return pa.array(values).cast(kind)
 
 
 def _values(names: Names) -> list[Any]:
@@ -379,7 +464,7 @@ def table_of_sets(model: LiveModel, rows: Sequence[StateRow]) -> StateTable:
 
 
 def _sort_out(
-    view: Transaction, batches: Sequence[Batch]
+    view: Transaction, batches: Sequence[Batch], done: Mapping[int, Applied]
 ) -> tuple[list[Applied | Exception], list[int]]:
     """Return a result for each batch that was applied before, and the numbers of the others."""
     known = view.find_batches([batch.identity for batch in batches])
@@ -393,9 +478,22 @@ def _sort_out(
             continue
         try:
             _check_digest(row, batch.digest)
+            results[number] = done.get(row.sequence, DUPLICATE)
         except BatchConflictError as error:
             results[number] = error
     return results, fresh
+
+
+def _note(transaction: Transaction, batches: Sequence[Batch], sequences: Sequence[int]) -> None:
+    """Note that batches are applied.
+
+    Raises:
+        _StaleError: One of them was applied meanwhile.
+    """
+    numbered = zip(batches, sequences, strict=True)
+    rows = [BatchRow(*batch.identity, batch.digest, number) for batch, number in numbered]
+    if transaction.add_batches(rows) != len(rows):
+        raise _StaleError
 
 
 def _check_digest(row: BatchRow, digest: bytes) -> None:
@@ -414,10 +512,8 @@ def _types_of(layout: Layout, schema: pa.Schema) -> tuple[str, ...]:
 
 def _check_types(transaction: Transaction, types: tuple[str, ...]) -> None:
     """Raise InputError unless set ids have the types of those before."""
-    stored = transaction.settings().get("ids")
-    if stored is None:
-        transaction.set("ids", json.dumps(types))
-    elif json.loads(stored) != [*types]:
+    stored = transaction.set_once("ids", json.dumps(types))
+    if json.loads(stored) != [*types]:
         raise InputError(
             f"the set ids of this store are {', '.join(json.loads(stored))}; got "
             f"{', '.join(types)}. Convert the column of the set id."
@@ -432,6 +528,6 @@ def _horizon(view: Transaction) -> int | None:
 
 def _busy_error(database: Database) -> StoreError:
     return StoreError(
-        f"{database.url} was changed by deletions, expiry or another model while the update was "
+        f"{database.shown} was changed by deletions, expiry or another model while the update was "
         "prepared. Nothing was applied; repeat the update."
     )

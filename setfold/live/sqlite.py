@@ -1,14 +1,12 @@
 """A store in a SQLite file: one file, any number of readers, writers one after the other.
 
 The journal is a write-ahead log that is synced at every commit, so what was committed survives a
-power loss. Every thread has a connection of its own.
+power loss.
 """
 
 from __future__ import annotations
 
-import os
 import sqlite3
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,27 +15,18 @@ from typing import Any
 from setfold.core.persist import sync
 from setfold.errors import StoreError
 from setfold.live.database import Database, ModelRow, StateRow, Transaction, state_row
+from setfold.live.pool import Pool
+from setfold.live.schema import SCHEMA
 
-SCHEMA = """
-CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE models (number INTEGER PRIMARY KEY, digest TEXT NOT NULL, content BLOB NOT NULL,
-    active INTEGER NOT NULL, since INTEGER NOT NULL);
-CREATE TABLE states (model INTEGER NOT NULL, name BLOB NOT NULL, bucket INTEGER NOT NULL,
-    count INTEGER NOT NULL, checksum BLOB NOT NULL, state BLOB NOT NULL);
-CREATE UNIQUE INDEX states_of_sets ON states (model, name, bucket);
-CREATE TABLE batches (source TEXT NOT NULL, key TEXT NOT NULL, digest BLOB NOT NULL,
-    sequence INTEGER NOT NULL, PRIMARY KEY (source, key)) WITHOUT ROWID;
-CREATE TABLE fills (model INTEGER NOT NULL, source TEXT NOT NULL, key TEXT NOT NULL,
-    PRIMARY KEY (model, source, key)) WITHOUT ROWID;
-CREATE TABLE positions (source TEXT NOT NULL, part TEXT NOT NULL, next INTEGER NOT NULL,
-    PRIMARY KEY (source, part)) WITHOUT ROWID;
-CREATE TABLE deletions (name BLOB PRIMARY KEY, sequence INTEGER NOT NULL, at INTEGER NOT NULL)
-    WITHOUT ROWID;
-"""
-BUCKETS = "CREATE INDEX states_of_buckets ON states (bucket)"  # for expiry
 APPLICATION = 0x53464C44  # "SFLD": marks the file as a store of setfold
 WAIT = 60.0  # seconds to wait for other writers
-CACHE = 64 << 10  # KiB of pages in memory, for each connection
+PRAGMAS = (
+    "journal_mode = WAL",
+    "synchronous = FULL",
+    "secure_delete = ON",
+    "trusted_schema = OFF",  # the file may come from anywhere
+    f"cache_size = -{64 << 10}",  # KiB of pages in memory, for each connection
+)
 
 
 class SqliteTransaction(Transaction):
@@ -49,8 +38,8 @@ class SqliteTransaction(Transaction):
     def run(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         return self.connection.execute(statement, values).fetchall()
 
-    def run_many(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
-        self.connection.executemany(statement, rows)
+    def run_many(self, statement: str, rows: Iterable[Sequence[Any]]) -> int:
+        return self.connection.executemany(statement, rows).rowcount
 
     def stream(
         self, statement: str, values: Sequence[Any], size: int
@@ -59,11 +48,10 @@ class SqliteTransaction(Transaction):
         while rows := cursor.fetchmany(size):
             yield rows
 
-    def next_sequence(self) -> int:
-        ((last,),) = self.run("SELECT value FROM settings WHERE name = 'sequence'")
-        number = int(last) + 1
-        self.set("sequence", str(number))
-        return number
+    def next_sequences(self, count: int) -> list[int]:
+        last = self.number("sequence")
+        self.set("sequence", str(last + count))
+        return [*range(last + 1, last + count + 1)]
 
     def fetch(self, model: int, keys: Sequence[tuple[bytes, int]]) -> list[StateRow]:
         statement = (
@@ -98,16 +86,14 @@ class SqliteDatabase(Database):
     def __init__(self, url: str) -> None:
         super().__init__(url)
         self.path = Path(url)
-        self.local = threading.local()
-        self.opened: list[sqlite3.Connection] = []
-        self.lock = threading.Lock()
+        self.pool = Pool(self._connect, lambda connection: not connection.in_transaction)
 
     def exists(self) -> bool:
         if not self.path.exists() or not self.path.stat().st_size:
             return False
-        with self._translated():
-            (number,) = self._connection().execute("PRAGMA application_id").fetchone()
-            tables = self._connection().execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
+        with self._translated(), self.pool.lent() as connection:
+            (number,) = connection.execute("PRAGMA application_id").fetchone()
+            tables = connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
         if number != APPLICATION:
             if tables == (0,):
                 return False
@@ -122,10 +108,9 @@ class SqliteDatabase(Database):
                 raise StoreError(f"{self.path} exists already. Pass another path.")
             for statement in SCHEMA.split(";"):
                 transaction.run(statement)
-            if sizes["bucket"] is not None:
-                transaction.run(BUCKETS)
             transaction.run(f"PRAGMA application_id = {APPLICATION}")
             transaction.begin(sizes, model)
+            transaction.set("sequence", "0")
         sync(self.path.parent)
 
     @contextmanager
@@ -140,34 +125,26 @@ class SqliteDatabase(Database):
 
     @contextmanager
     def _transaction(self, begin: str) -> Iterator[Transaction]:
-        connection = self._connection()
-        connection.execute(begin)
-        try:
-            yield SqliteTransaction(connection)
-            connection.execute("COMMIT")
-        except BaseException:
-            if connection.in_transaction:  # a full disk has rolled it back already
-                connection.execute("ROLLBACK")
-            raise
+        with self.pool.lent() as connection:
+            connection.execute(begin)
+            try:
+                yield SqliteTransaction(connection)
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:  # a full disk has rolled it back already
+                    connection.execute("ROLLBACK")
+                raise
 
-    def _connection(self) -> sqlite3.Connection:
-        """Return the connection of this thread."""
-        found = getattr(self.local, "connection", None)
-        if found is not None and self.local.process == os.getpid():  # none survives a fork
-            return found
+    def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(
             self.path, timeout=WAIT, isolation_level=None, check_same_thread=False
         )
-        for pragma in (
-            "journal_mode = WAL",
-            "synchronous = FULL",
-            "secure_delete = ON",
-            f"cache_size = -{CACHE}",
-        ):
-            connection.execute(f"PRAGMA {pragma}")
-        self.local.connection, self.local.process = connection, os.getpid()
-        with self.lock:
-            self.opened.append(connection)
+        try:
+            for pragma in PRAGMAS:
+                connection.execute(f"PRAGMA {pragma}")
+        except BaseException:
+            connection.close()
+            raise
         return connection
 
     @contextmanager
@@ -179,21 +156,17 @@ class SqliteDatabase(Database):
             raise StoreError(f"{self.path}: {_explain(error)}") from error
 
     def check(self) -> list[str]:
-        with self._translated():
-            rows = self._connection().execute("PRAGMA integrity_check").fetchall()
+        with self._translated(), self.pool.lent() as connection:
+            rows = connection.execute("PRAGMA integrity_check").fetchall()
         return [text for (text,) in rows if text != "ok"]
 
     def erase(self) -> None:
         # Freed pages are zeros already (secure_delete); the log still holds older pages.
-        with self._translated():
-            self._connection().execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        with self._translated(), self.pool.lent() as connection:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def close(self) -> None:
-        with self.lock:
-            for connection in self.opened:
-                connection.close()
-            self.opened.clear()
-        self.local = threading.local()
+        self.pool.close()
 
 
 def _explain(error: sqlite3.Error) -> str:
