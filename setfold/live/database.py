@@ -363,7 +363,11 @@ class Database(ABC):
 
     @abstractmethod
     def erase(self) -> None:
-        """Overwrite what deleted rows have left in files, as far as the database can."""
+        """Overwrite what deleted rows have left in files, as far as the database can.
+
+        Raises:
+            StoreError: Not yet, because others still read it.
+        """
 
     @abstractmethod
     def close(self) -> None:

@@ -94,7 +94,7 @@ class PostgresTransaction(Transaction):
     def __init__(self, connection: Connection, is_writing: bool) -> None:
         self.connection, self.is_writing = connection, is_writing
         self.cursor = connection.cursor(binary=True)
-        self.placeholders: dict[int, set[tuple[bytes, int]]] = {}
+        self.placeholders: dict[int, set[tuple[Any, ...]]] = {}
 
     def run(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         cursor = self.cursor.execute(_translated(statement), values)
@@ -136,10 +136,9 @@ class PostgresTransaction(Transaction):
     def fetch(self, model: int, keys: Sequence[tuple[bytes, int]]) -> list[StateRow]:
         # All placeholders come before the first lock of a row: then whoever waits for a row waits
         # for a transaction that waits for no placeholder, and in either step the order is sorted.
-        new: set[tuple[bytes, int]] = set()
+        new = self.placeholders.setdefault(model, set())
         for some in _portions(keys) if self.is_writing else ():
-            new |= {*self.run(PLACEHOLDERS, [model, *_columns(some, 2)])}
-        self.placeholders.setdefault(model, set()).update(new)
+            new.update(self.run(PLACEHOLDERS, [model, *_columns(some, 2)]))
         lock = " FOR UPDATE OF s" if self.is_writing else ""
         old = [key for key in keys if key not in new]
         return [
@@ -192,10 +191,13 @@ class PostgresDatabase(Database):
     def _has_store(self, view: Transaction) -> bool:
         found = view.run(
             "SELECT obj_description(oid, 'pg_namespace'), EXISTS (SELECT FROM pg_class "
-            "WHERE relnamespace = n.oid) FROM pg_namespace AS n WHERE nspname = ?",
+            "WHERE relnamespace = n.oid), has_schema_privilege(oid, 'USAGE') "
+            "FROM pg_namespace AS n WHERE nspname = ?",
             (self.schema,),
         )
-        comment, has_tables = found[0] if found else (None, False)
+        comment, has_tables, is_allowed = found[0] if found else (None, False, True)
+        if not is_allowed:
+            raise StoreError(f"{self.shown}: {NOT_ALLOWED}.")
         if comment != MARK and has_tables:
             raise StoreError(
                 f"the schema {self.schema!r} of {self.shown} belongs to another program. Pass another "
@@ -349,11 +351,12 @@ class PostgresDatabase(Database):
         return StoreError(f"{self.shown}: {text}. {nothing}.")
 
 
+NOT_ALLOWED = "the user lacks a privilege; ask the owner of the database"
 ADVICE: dict[tuple[type[psycopg.Error], ...], str] = {
     (errors.LockNotAvailable,): f"others have been writing for {WAIT} seconds; try again later",
     (errors.DiskFull,): "the disk of the server is full; free some space and repeat the change",
     (errors.ReadOnlySqlTransaction,): "the server is read-only; connect to the primary server",
-    (errors.InsufficientPrivilege,): "the user lacks a privilege; ask the owner of the database",
+    (errors.InsufficientPrivilege,): NOT_ALLOWED,
     (errors.UndefinedTable, errors.UndefinedColumn, errors.UndefinedObject): (
         "there is no store, or its tables were changed; create one, or restore a backup"
     ),

@@ -20,6 +20,7 @@ from setfold.live.schema import SCHEMA
 
 APPLICATION = 0x53464C44  # "SFLD": marks the file as a store of setfold
 WAIT = 60.0  # seconds to wait for other writers
+ERASE_WAIT = 5.0  # seconds to wait for readers
 PRAGMAS = (
     "journal_mode = WAL",
     "synchronous = FULL",
@@ -161,9 +162,17 @@ class SqliteDatabase(Database):
         return [text for (text,) in rows if text != "ok"]
 
     def erase(self) -> None:
-        # Freed pages are zeros already (secure_delete); the log still holds older pages.
+        # Freed pages are zeros already (secure_delete); the log still holds older pages. Whoever
+        # reads one of them delays this, and writers wait meanwhile.
         with self._translated(), self.pool.lent() as connection:
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            connection.execute(f"PRAGMA busy_timeout = {ERASE_WAIT * 1000:.0f}")
+            (is_busy, *_) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            connection.execute(f"PRAGMA busy_timeout = {WAIT * 1000:.0f}")
+        if is_busy:
+            raise StoreError(
+                f"the rows are deleted, but {self.path}-wal still holds them, because others have "
+                f"been reading for {ERASE_WAIT:.0f} seconds. Delete again later to overwrite them."
+            )
 
     def close(self) -> None:
         self.pool.close()
