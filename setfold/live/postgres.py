@@ -241,12 +241,11 @@ class PostgresDatabase(Database):
         try:
             transaction = PostgresTransaction(connection, is_writing)
             yield transaction
-            transaction.remove_placeholders()
-            is_committing = is_writing
-            if connection.execute("COMMIT").statusmessage != "COMMIT":
-                raise StoreError(
-                    f"{self.shown}: the transaction was rolled back. Repeat the change."
-                )
+            if is_writing:
+                transaction.remove_placeholders()
+                is_committing = True
+                if connection.execute("COMMIT").statusmessage != "COMMIT":
+                    raise StoreError(f"{self.shown}: the change was rolled back. Repeat it.")
         except psycopg.Error as error:
             raise self._explain(error, connection, is_committing) from error
         finally:
@@ -331,9 +330,10 @@ class PostgresDatabase(Database):
         """Return the error to raise: what happened, and what to do."""
         text, nothing = _line(error), "Nothing of this change was kept"
         if connection.closed:
-            kept = "The change may or may not have been kept; look" if is_committing else nothing
+            unknown = "The change may or may not have been kept: look, and repeat it if not"
             return InterruptedTransactionError(
-                f"{self.shown}: the connection was lost ({text}). {kept}, and repeat it if necessary.",
+                f"{self.shown}: the connection was lost ({text}). "
+                f"{unknown if is_committing else nothing + '; repeat it'}.",
                 is_unknown=is_committing,
             )
         if isinstance(error, errors.SerializationFailure | errors.DeadlockDetected):

@@ -110,8 +110,11 @@ class LiveSets:
     @property
     def model(self) -> StreamingSetEncoder:
         """The active model."""
+        return repeated(self._current_models)[0].encoder
+
+    def _current_models(self) -> list[LiveModel]:
         with self.database.reading() as view:
-            return self._refresh(view)[0].encoder
+            return self._refresh(view)
 
     # ---- updates ---------------------------------------------------------------------------
 
@@ -148,8 +151,7 @@ class LiveSets:
         identity = Identity.of(batch)
         layout = Layout(make_columns(set, features, False, None), time, self.bucket)
         frame = open_frame(rows, SMALL_ROWS, "update: rows")
-        with self.database.reading() as view:
-            models = self._refresh(view)
+        models = repeated(self._current_models)
         frame.check([*layout.columns.set_names, *layout.columns.named])
         reader = RowReader(frame, needed_columns(models, layout, frame.schema), layout)
         stream = iter(reader)
