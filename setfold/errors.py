@@ -2,10 +2,12 @@
 
     SetfoldError
     ├── InputError          (ValueError)    invalid elements, mask, index or argument
-    │   └── NonFiniteError                  NaN or infinity in the elements, or overflow
+    │   ├── NonFiniteError                  NaN or infinity in the elements, or overflow
+    │   └── BatchConflictError              a batch that was applied before, with other rows
     ├── StateMismatchError  (ValueError)    states, or a state and an encoder, that do not match
     ├── NotRemovableError   (TypeError)     elements cannot be removed from this aggregate
     ├── FileError           (ValueError)    a truncated, corrupt or foreign file
+    ├── StoreError          (RuntimeError)  a store that is missing, busy, full or damaged
     ├── DescriptionError    (ValueError)    a model that cannot be saved or must not be loaded
     ├── DistributedError    (RuntimeError)  another process failed, died or timed out
     └── DivergedError       (ArithmeticError)  the loss of a training is not finite
@@ -40,6 +42,10 @@ class NonFiniteError(InputError):
     """The elements are not finite, or so large that the encoder overflows. The state is unchanged."""
 
 
+class BatchConflictError(InputError):
+    """A batch with the same identity was applied before, and its rows were others."""
+
+
 class StateMismatchError(SetfoldError, ValueError):
     """Two states, or a state and an encoder, do not match."""
 
@@ -50,6 +56,10 @@ class NotRemovableError(SetfoldError, TypeError):
 
 class FileError(SetfoldError, ValueError):
     """A file is missing, truncated, corrupt, or was not written by setfold."""
+
+
+class StoreError(SetfoldError, RuntimeError):
+    """A store of live sets is missing, busy, full or damaged, or its database cannot be reached."""
 
 
 class DescriptionError(SetfoldError, ValueError):

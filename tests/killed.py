@@ -21,13 +21,29 @@ def calls_of(work):
 
 def die_at(call):
     """Kill this process at the n-th call of a function from here on, in Python or in C."""
+    _count(_killer(call))
+
+
+def die_around(moment, *names):
+    """Kill this process at the n-th moment before or after a call of a function of these names."""
+    kill, moments = _killer(moment), ("call", "return", "c_call", "c_return")
+
+    def look(frame, event, function):
+        name = function.__name__ if event.startswith("c_") else frame.f_code.co_name
+        if event in moments and name in names:
+            kill()
+
+    sys.setprofile(look)
+
+
+def _killer(number):
     calls = itertools.count(1)
 
     def look():
-        if next(calls) == call:
+        if next(calls) == number:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    _count(look)
+    return look
 
 
 def _count(note):

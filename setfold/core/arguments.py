@@ -172,7 +172,7 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
             else:
                 options, known = hints, {name: value}
             for key, given in known.items():
-                if not _fits(given, options[key]):
+                if key in options and not _fits(given, options[key]):  # `self` has no annotation
                     raise InputError(
                         f"{function.__name__}: {key} must be {_text(options[key])}; got "
                         f"{_type_of(given)}.{_advice(given)}"
@@ -190,6 +190,8 @@ def _hints_of(annotated: Any) -> dict[str, Any]:
 def _fits(value: Any, hint: Any) -> bool:
     """Whether a value has an annotated type, as far as that can be told without using it up."""
     origin, inner = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return True
     if origin in (Union, types.UnionType):
         return any(_fits(value, one) for one in inner)
     if origin in (Sequence, Iterable):

@@ -162,7 +162,7 @@ def pack_partials(table: pa.Table) -> pa.Table:
     True
     """
     StateTable.from_arrow(table)  # validates it
-    digest = _digest(table.schema)
+    digest = digest_of_schema(table.schema)
     states = [digest + row for row in pack(table.columns[1:])]
     return pa.table({"set": table["set"], "state": pa.array(states, pa.binary())})
 
@@ -190,7 +190,7 @@ def unpack_partials(encoder: StreamingSetEncoder, packed: pa.RecordBatch | pa.Ta
     sets = combined(packed["set"])
     empty = encoder.initial_state(0).to("cpu")
     schema = StateTable.of_state(sets.slice(0, 0), empty).to_arrow().schema
-    digest, states = _digest(schema), packed["state"].to_pylist()
+    digest, states = digest_of_schema(schema), packed["state"].to_pylist()
     try:
         if not all(isinstance(s, bytes) and s.startswith(digest) for s in states):
             raise ValueError("they have another digest")
@@ -205,6 +205,6 @@ def unpack_partials(encoder: StreamingSetEncoder, packed: pa.RecordBatch | pa.Ta
     return table
 
 
-def _digest(schema: pa.Schema) -> bytes:
+def digest_of_schema(schema: pa.Schema) -> bytes:
     """Return a digest of what all sets of a table share: weights, aggregates, shapes and slots."""
     return hashlib.sha256(schema.metadata[HEADER] + schema.metadata[FRAME]).digest()

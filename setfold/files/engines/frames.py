@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -22,6 +22,7 @@ from setfold.preprocessing.columns import columns_of
 BATCH_BYTES = 1 << 27  # elements to absorb at once
 MAX_BATCH_ROWS = 1 << 20
 FRAME = Path("the frame")
+SHARD = Shard(Input(FRAME, {}), Stamp(0, 0), 0, None, 1.0)
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,39 @@ class FrameTask(Task):
     def _qualify(self, sets: pa.Array, name: str) -> pa.Array:
         return sets
 
+    def needed(self, schema: pa.Schema) -> Sequence[str]:
+        """Return the columns that must be read.
+
+        Raises:
+            InputError: A column is missing or has the wrong type.
+        """
+        names = self.columns.needed(schema, {}, FRAME, self.parser)
+        if self.width is not None and self.parser is None:
+            self.columns.check_width(schema, self.width, FRAME)
+        return names
+
+    def batch_step(self, batch: pa.RecordBatch, first: int) -> Step:
+        """Return the step of a batch of the needed columns.
+
+        Args:
+            batch: The rows.
+            first: The number of the first row, for messages.
+
+        Raises:
+            InputError: A row is bad.
+        """
+        rows = rows_of(
+            batch,
+            self.columns,
+            first=first,
+            dtype=self.dtypes[0],
+            width=self.width,
+            partition={},
+            parser=self.parser,
+            room=self._room,
+        )
+        return self.step(Batch(0, first + batch.num_rows, rows), SHARD)
+
     def frame_steps(self, frame: Frame) -> Iterator[Step]:
         """Yield the steps of all batches of a frame.
 
@@ -43,23 +77,10 @@ class FrameTask(Task):
             InputError: A column is missing or has the wrong type, or a row is bad.
         """
         frame.check([*self.columns.set_names, *self.columns.named])
-        names = self.columns.needed(frame.schema, {}, FRAME, self.parser)
-        if self.width is not None and self.parser is None:
-            self.columns.check_width(frame.schema, self.width, FRAME)
-        shard, first = Shard(Input(FRAME, {}), Stamp(0, 0), 0, None, 1.0), 0
-        for batch in frame.batches(names):
-            rows = rows_of(
-                batch,
-                self.columns,
-                first=first,
-                dtype=self.dtypes[0],
-                width=self.width,
-                partition={},
-                parser=self.parser,
-                room=self._room,
-            )
+        first = 0
+        for batch in frame.batches(self.needed(frame.schema)):
+            yield self.batch_step(batch, first)
             first += batch.num_rows
-            yield self.step(Batch(0, first, rows), shard)
 
 
 def frame_task(encoder: StreamingSetEncoder, columns: ColumnSpec) -> FrameTask:

@@ -40,14 +40,22 @@ def pack(columns: Sequence[pa.ChunkedArray]) -> Iterable[bytes]:
     >>> [len(row) for row in pack(columns)]
     [16, 20]
     """
-    return map(b"".join, zip(*map(_values, columns), strict=True))
+    forms = [_form(column.type) for column in columns]
+    if any(form.length is None for form in forms):
+        return map(b"".join, zip(*map(_values, columns), strict=True))
+    rows = len(columns[0]) if columns else 0
+    if not rows:
+        return ()
+    block = np.concatenate(
+        [np.frombuffer(_content(column), np.uint8).reshape(rows, -1) for column in columns], 1
+    )
+    content, width = block.tobytes(), block.shape[1]
+    return (content[start : start + width] for start in range(0, rows * width, width))
 
 
 def _values(column: pa.ChunkedArray) -> Iterable[bytes]:
     """Return the bytes of each value of a column."""
-    array, form = combined(column), _form(column.type)
-    is_list = pa.types.is_nested(array.type)
-    content = (array.flatten() if is_list else array).to_numpy(zero_copy_only=False).tobytes()
+    array, form, content = combined(column), _form(column.type), _content(column)
     if form.length is None:
         lengths = np.diff(array.offsets.to_numpy()) if len(array) else np.zeros(0, np.int64)
     else:
@@ -60,12 +68,22 @@ def _values(column: pa.ChunkedArray) -> Iterable[bytes]:
     return (head + part for head, part in zip(heads, parts, strict=True))
 
 
+def _content(column: pa.ChunkedArray) -> bytes:
+    """Return the bytes of all values of a column."""
+    array = combined(column)
+    is_list = pa.types.is_nested(array.type)
+    return (array.flatten() if is_list else array).to_numpy(zero_copy_only=False).tobytes()
+
+
 def unpack(rows: Sequence[bytes], kinds: Sequence[pa.DataType]) -> list[pa.Array]:
     """Return the columns whose rows `pack` returned.
 
     Raises:
         ValueError: A row has another length than it says.
     """
+    forms = [_form(kind) for kind in kinds]
+    if all(form.length is not None for form in forms):
+        return _unpack_fixed(rows, kinds, forms)
     positions, columns = [0] * len(rows), []
     for kind in kinds:
         form, parts, lengths = _form(kind), [], []
@@ -84,6 +102,21 @@ def unpack(rows: Sequence[bytes], kinds: Sequence[pa.DataType]) -> list[pa.Array
     if positions != [len(row) for row in rows]:
         raise ValueError("a packed state is too long")
     return columns
+
+
+def _unpack_fixed(
+    rows: Sequence[bytes], kinds: Sequence[pa.DataType], forms: Sequence[_Form]
+) -> list[pa.Array]:
+    """Return the columns of rows that all have the same length."""
+    sizes = [(form.length or 0) * form.dtype.itemsize for form in forms]
+    if any(len(row) != sum(sizes) for row in rows):
+        raise ValueError("a packed state is truncated or too long")
+    block = np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), sum(sizes))
+    ends = list(itertools.accumulate(sizes, initial=0))
+    return [
+        _column(block[:, start:end].tobytes(), (), kind)
+        for kind, (start, end) in zip(kinds, itertools.pairwise(ends), strict=True)
+    ]
 
 
 def _column(content: bytes, lengths: Sequence[int], kind: pa.DataType) -> pa.Array:

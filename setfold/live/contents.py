@@ -1,0 +1,97 @@
+"""Digests of rows, by which a batch that arrives again is recognized."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+DIGEST_BYTES = 16
+
+
+class ContentDigest:
+    """A digest of the rows of a table. It does not depend on how they are divided into batches.
+
+    Args:
+        schema: The columns.
+
+    >>> table = pa.table({"user": ["a", "b"], "x": [1.0, None]})
+    >>> whole, parts = ContentDigest(table.schema), ContentDigest(table.schema)
+    >>> for batch in table.to_batches():
+    ...     whole.add(batch)
+    >>> for batch in table.to_batches(max_chunksize=1):
+    ...     parts.add(batch)
+    >>> whole.result() == parts.result()
+    True
+    """
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self.rows = 0
+        self.names = [f"{field.name}: {_plain(field.type)}" for field in schema]
+        self.columns: list[list[hashlib.blake2b]] = [[] for _ in schema]
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Add rows."""
+        self.rows += batch.num_rows
+        for column, hashes in zip(batch.columns, self.columns, strict=True):
+            for number, content in enumerate(_contents(column)):
+                if number == len(hashes):
+                    hashes.append(hashlib.blake2b(digest_size=DIGEST_BYTES))
+                hashes[number].update(content)
+
+    def result(self) -> bytes:
+        """Return the digest of all rows so far."""
+        whole = hashlib.blake2b(repr((self.rows, self.names)).encode(), digest_size=DIGEST_BYTES)
+        for hashes in self.columns:
+            whole.update(len(hashes).to_bytes(2, "little"))
+            for one in hashes:
+                whole.update(one.digest())
+        return whole.digest()
+
+
+def digest_of_file(path: Path) -> bytes:
+    """Return the digest of the bytes of a file, or of all files in a folder, with their names."""
+    whole = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
+    for file in files:
+        if file != path:
+            name = str(file.relative_to(path)).encode()
+            whole.update(len(name).to_bytes(8, "little") + name)
+            whole.update(file.stat().st_size.to_bytes(8, "little"))
+        with file.open("rb") as opened:
+            while content := opened.read(1 << 20):
+                whole.update(content)
+    return whole.digest()
+
+
+def _plain(kind: pa.DataType) -> str:
+    """Return the type of a column as text: text and bytes have several types that mean the same."""
+    if pa.types.is_dictionary(kind):
+        return _plain(kind.value_type)
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or kind == pa.string_view():
+        return "text"
+    if pa.types.is_nested(kind) and hasattr(kind, "value_type"):
+        return f"list of {_plain(kind.value_type)}"
+    return str(kind)
+
+
+def _contents(array: pa.Array) -> list[bytes]:
+    """Return the bytes of a column, in several streams; each grows with the rows."""
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    kind = array.type
+    valid = array.is_valid().to_numpy(zero_copy_only=False).tobytes()
+    if pa.types.is_nested(kind) and hasattr(kind, "value_type"):
+        lengths = pc.fill_null(pc.list_value_length(array), 0).cast(pa.int64())
+        return [valid, lengths.to_numpy().tobytes(), *_contents(pc.list_flatten(array))]
+    if pa.types.is_struct(kind):
+        return [valid, *(part for child in array.flatten() for part in _contents(child))]
+    if pa.types.is_primitive(kind):
+        return [valid, array.drop_null().to_numpy(zero_copy_only=False).tobytes()]
+    is_binary = pa.types.is_binary(kind) or pa.types.is_fixed_size_binary(kind)
+    is_binary |= pa.types.is_large_binary(kind) or kind == pa.binary_view()
+    binary = (array if is_binary else array.cast(pa.large_string())).cast(pa.large_binary())
+    lengths = pc.fill_null(pc.binary_length(binary), 0).cast(pa.int64())
+    return [valid, lengths.to_numpy().tobytes(), b"".join(binary.drop_null().to_pylist())]

@@ -1,0 +1,124 @@
+"""Durations such as "7d", and the buckets of time in which the elements of a set are kept."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import numpy as np
+import pyarrow as pa
+
+from setfold.errors import InputError
+
+SECOND = 1_000_000  # times are counted in microseconds since 1970
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+ONLY_BUCKET = 0  # of stores without buckets
+
+
+def parse_duration(text: str) -> int:
+    """Return a duration in microseconds.
+
+    Raises:
+        InputError: It is not a number and a unit.
+
+    >>> parse_duration("90s") == parse_duration("1.5m") == 90 * SECOND
+    True
+    """
+    match = (
+        re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhdw])", text.strip())
+        if isinstance(text, str)
+        else None
+    )
+    microseconds = round(float(match[1]) * UNITS[match[2]] * SECOND) if match else 0
+    if not 0 < microseconds < 2**62:
+        raise InputError(
+            f"expected a duration such as '90s', '15m', '12h', '7d' or '4w'; got {text!r:.60}."
+        )
+    return microseconds
+
+
+def format_duration(microseconds: int) -> str:
+    """Return a duration as text.
+
+    >>> format_duration(parse_duration("36h")), format_duration(parse_duration("2w"))
+    ('36h', '14d')
+    """
+    for unit in "dhms":
+        if microseconds % (UNITS[unit] * SECOND) == 0:
+            return f"{microseconds // (UNITS[unit] * SECOND)}{unit}"
+    return f"{microseconds / SECOND:g}s"
+
+
+def now() -> int:
+    """Return the time of the clock."""
+    return time.time_ns() // 1000
+
+
+def bucket_of(microseconds: int, size: int) -> int:
+    """Return the number of the bucket that holds a time.
+
+    >>> bucket_of(-1, 10), bucket_of(0, 10), bucket_of(10, 10)
+    (-1, 0, 1)
+    """
+    return microseconds // size
+
+
+def first_bucket(last: int, size: int, at: int) -> int:
+    """Return the first of the buckets that cover the last `last` microseconds.
+
+    Whole buckets are read: the one that holds the time `at`, and those before it.
+
+    Args:
+        last: A multiple of the size.
+        size: The size of a bucket.
+        at: The time.
+
+    Raises:
+        InputError: `last` is not a multiple of the size.
+    """
+    if last % size:
+        raise InputError(
+            f"the store has buckets of {format_duration(size)}, so `last` must be a multiple of "
+            f"that; got {format_duration(last)}."
+        )
+    return bucket_of(at, size) - last // size + 1
+
+
+def buckets_of(times: pa.Array, size: int, name: str, first: int) -> pa.Array:
+    """Return the bucket of each row, (N,) int64.
+
+    Args:
+        times: Timestamps, dates, or numbers: seconds since 1970.
+        size: The size of a bucket.
+        name: The name of the column, for messages.
+        first: The number of the first row, for messages.
+
+    Raises:
+        InputError: A time is missing, or the column holds something else.
+
+    >>> buckets_of(pa.array([59, 61.5]), parse_duration("1m"), "at", 0).to_pylist()
+    [0, 1]
+    """
+    if times.null_count:
+        row = first + int(np.argmax(times.is_null().to_numpy(zero_copy_only=False)))
+        raise InputError(f"row {row} (counting from 0): the time {name!r} is missing.")
+    kind = times.type
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        # Whole microseconds, rounded down; the time zone does not change the instant.
+        counted = times.cast(pa.timestamp("us"), safe=False).cast(pa.int64()).to_numpy()
+        return pa.array(counted // size)
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        numbers = times.to_numpy(zero_copy_only=False)
+        usable = np.abs(numbers.astype(np.float64)) < 2**62 / SECOND  # False for NaN, too
+        if not usable.all():
+            row = first + int(np.argmin(usable))
+            raise InputError(f"row {row} (counting from 0): {name!r} is not a time.")
+        if pa.types.is_integer(kind):
+            counted = numbers.astype(np.int64) * SECOND
+        else:
+            counted = np.floor(numbers.astype(np.float64) * SECOND).astype(np.int64)
+        return pa.array(counted // size)
+    raise InputError(
+        f"the time column {name!r} is {kind}; expected timestamps, dates, or numbers of seconds "
+        "since 1970. Convert it."
+    )
