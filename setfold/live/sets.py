@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
-from itertools import chain, groupby, islice
-from typing import Any
+from itertools import chain, islice
 
 import pyarrow as pa
 import torch
@@ -13,12 +11,16 @@ from torch import Tensor
 
 from setfold.core.arguments import checked
 from setfold.core.encoder import StreamingSetEncoder
-from setfold.errors import BatchConflictError, InputError, StoreError
-from setfold.files.ids import TYPES, pack
-from setfold.files.kinds import open_frame
+from setfold.errors import InputError, StoreError
+from setfold.files.kinds import Frame, open_frame
 from setfold.files.request import make_columns
-from setfold.files.tables.table import StateTable, merged
-from setfold.live.absorb import absorbing, admit, check_states, names_of, needed_columns
+from setfold.live.absorb import (
+    absorb_pieces,
+    absorbing,
+    admit,
+    horizon_of,
+    names_of,
+)
 from setfold.live.batches import (
     DUPLICATE,
     SMALL_ROWS,
@@ -26,21 +28,27 @@ from setfold.live.batches import (
     Batch,
     Identity,
     Layout,
+    Offsets,
     RowReader,
 )
 from setfold.live.commit import GroupCommit
-from setfold.live.database import BatchRow, Database, Deletion, StateRow, Transaction
-from setfold.live.models import LiveModel, open_models
+from setfold.live.database import Database, Deletion
+from setfold.live.export import Exporting
+from setfold.live.imports import Importing
+from setfold.live.ledger import busy_error, is_known, models_without, note, sort_out
+from setfold.live.merging import table_of_sets, write_states
+from setfold.live.names import Names, SetIds
+from setfold.live.removal import Removing
+from setfold.live.reports import Reporting
 from setfold.live.states import split_key
-from setfold.live.times import first_bucket, now, parse_duration
+from setfold.live.times import first_bucket, now
+from setfold.live.upgrade import Upgrading
 
 GROUP = 1024  # batches of one transaction
 TRIES = 10  # how often an update is prepared, if the store changes meanwhile
-AT_ONCE = 4096  # states that are read at a time
-Names = Sequence[Any] | pa.Array | pa.ChunkedArray
 
 
-class LiveSets:
+class LiveSets(Upgrading, Removing, Exporting, Importing, Reporting):
     """The sets of a store. `setfold.live.open` returns it.
 
     It can be used by several threads, and a store by several processes at the same time.
@@ -57,30 +65,8 @@ class LiveSets:
         given: StreamingSetEncoder | None = None,
         allow: Iterable[str] = (),
     ) -> None:
-        self.database, self.given, self.allow = database, given, tuple(allow)
+        super().__init__(database, given, allow)
         self.group: GroupCommit[Batch, Applied] = GroupCommit(self._apply, GROUP)
-        self.known = -1  # the epoch of the models
-        with database.reading() as view:
-            self._refresh(view)
-            settings = view.settings()
-        self.bucket = int(settings["bucket"]) if "bucket" in settings else None
-        self.window = int(settings["window"]) if "window" in settings else None
-
-    def __enter__(self) -> LiveSets:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the connections to the database."""
-        self.database.close()
-
-    @property
-    def model(self) -> StreamingSetEncoder:
-        """The active model."""
-        with self.database.reading() as view:
-            return self._refresh(view)[0].encoder
 
     # ---- updates ---------------------------------------------------------------------------
 
@@ -90,9 +76,10 @@ class LiveSets:
         rows: object,
         *,
         set: str | Sequence[str],
-        batch: Sequence[str | int],
+        batch: Sequence[str | int] | Offsets,
         features: str | Sequence[str] | None = None,
         time: str | None = None,
+        skip_errors: bool = False,
     ) -> Applied:
         """Add rows to their sets, once: a batch that was applied before changes nothing.
 
@@ -104,29 +91,33 @@ class LiveSets:
                 `setfold.encode_frame` takes.
             set: The column that holds the set id of each row, or several.
             batch: The identity of the batch: a source, and what identifies a batch of it, such as
-                ("orders", 17).
+                ("orders", 17); or `Offsets`, if the source numbers its records.
             features: The columns to encode, as for `setfold.encode_frame`.
             time: The column that holds the time of each row, if the store has buckets: timestamps,
-                dates, or seconds since 1970.
+                dates, text such as "2026-07-01T12:00:00Z", or seconds since 1970.
+            skip_errors: Whether to skip and count bad rows, instead of raising an error.
 
         Raises:
             InputError: A row is bad, or a column is missing.
             BatchConflictError: The batch was applied before, with other rows.
             StoreError: The database cannot be used.
         """
-        identity = Identity.of(batch)
-        layout = Layout(make_columns(set, features, False, None), time, self.bucket)
-        frame = open_frame(rows, SMALL_ROWS, "update: rows")
+        identity = batch.check() if isinstance(batch, Offsets) else Identity.of(batch)
+        columns = make_columns(set, features, False, None)
+        layout = Layout(columns, time, self.bucket, skip_errors)
+        return self._update(open_frame(rows, SMALL_ROWS, "update: rows"), identity, layout)
+
+    def _update(self, frame: Frame, identity: Identity | Offsets, layout: Layout) -> Applied:
+        """Add the rows of a frame to their sets."""
         with self.database.reading() as view:
             models = self._refresh(view)
-        frame.check([*layout.columns.set_names, *layout.columns.named])
-        reader = RowReader(frame, needed_columns(models, layout, frame.schema), layout)
+        reader = self._read(frame, models, layout)
         stream = iter(reader)
         pieces = list(islice(stream, 2))
         if len(pieces) != 1:
             return self._apply_large(identity, reader, chain(pieces, stream))
-        digest, types = reader.digest.result(), _types_of(layout, frame.schema)
-        return self.group.submit(Batch(identity, digest, layout, pieces[0][0], types))
+        digest = reader.digest.result()
+        return self.group.submit(Batch(identity, digest, layout, pieces[0][0], reader.skipped))
 
     def _apply(self, batches: Sequence[Batch]) -> Sequence[Applied | Exception]:
         """Apply small batches in one transaction; those that fail do not affect the others."""
@@ -142,72 +133,75 @@ class LiveSets:
     def _apply_together(self, batches: Sequence[Batch]) -> Sequence[Applied | Exception]:
         for _ in range(TRIES):
             with self.database.reading() as view:
-                epoch, models = view.epoch(), self._refresh(view)
-                horizon = _horizon(view)
-                results, fresh = _sort_out(view, batches)
+                epoch, all_models, horizon = view.epoch(), self._refresh(view), horizon_of(view)
+                results, fresh = sort_out(view, batches)
+                models = models_without(view, all_models, [batches[n].identity for n in fresh])
                 admitted = {
                     number: admit(batches[number].rows, batches[number].layout, view, horizon)
                     for number in fresh
                 }
+            if len(models) < len(all_models) and len(batches) > 1:
+                return [result for batch in batches for result in self._apply([batch])]
             with absorbing(models) as absorber:
                 for number, found in admitted.items():
-                    if found.rows.num_rows:
-                        absorber.add(found.rows, batches[number].layout)
+                    left = absorber.add(found.rows, batches[number].layout)
+                    results[number] = Applied(
+                        "applied" if all_models[0] in models else "duplicate",
+                        left.num_rows,
+                        len(names_of(left, batches[number].layout).unique()),
+                        found.late,
+                        found.deleted,
+                        batches[number].skipped + found.rows.num_rows - left.num_rows,
+                    )
                 tables = {model.number: list(absorber.drain(model)) for model in models}
+            identities = [batches[number].identity for number in fresh]
             with self.database.writing() as transaction:
-                if transaction.epoch() != epoch or _sort_out(transaction, batches)[1] != fresh:
+                changed = transaction.epoch() != epoch or sort_out(transaction, batches)[1] != fresh
+                if changed or models_without(transaction, all_models, identities) != models:
                     continue
-                types = {batches[number].types for number in fresh}
-                for kinds in types:
-                    _check_types(transaction, kinds)
                 for number in fresh:
-                    self._note(transaction, batches[number].identity, batches[number].digest)
+                    batch = batches[number]
+                    SetIds.in_rows(batch.layout, batch.rows.schema).check(transaction)
+                    note(transaction, batch.identity, batch.digest)
                 for model in models:
                     write_states(transaction, model, tables[model.number])
-            for number, (left, late, deleted) in admitted.items():
-                sets = len(names_of(left, batches[number].layout).unique())
-                results[number] = Applied("applied", left.num_rows, sets, late, deleted)
             return results
-        raise _busy_error(self.database)
+        raise busy_error(self.database)
 
     def _apply_large(
         self,
-        identity: Identity,
+        identity: Identity | Offsets,
         reader: RowReader,
         pieces: Iterable[tuple[pa.RecordBatch, int]],
     ) -> Applied:
         """Apply a batch whose rows are absorbed one part after the other."""
-        late = deleted = left = 0
-        layout, names = reader.layout, dict[bytes, None]()
+        names = dict[bytes, None]()
         with self.database.reading() as view:
-            epoch, models, horizon = view.epoch(), self._refresh(view), _horizon(view)
+            epoch, models = view.epoch(), self._refresh(view)
         with absorbing(models) as absorber:
-            for rows, first in pieces:
-                with self.database.reading() as view:
-                    found = admit(rows, layout, view, horizon)
-                late, deleted = late + found.late, deleted + found.deleted
-                left += found.rows.num_rows
-                if found.rows.num_rows:
-                    absorber.add(found.rows, layout, first)
+            totals = absorb_pieces(absorber, reader, pieces, self.database.reading)
             digest = reader.digest.result()
             with self.database.writing(alone=True) as transaction:
-                known = transaction.find_batches([identity]).get(identity)
-                if known is not None:
-                    _check_digest(known, digest)
+                if is_known(transaction, identity, digest):
                     return DUPLICATE
                 if transaction.epoch() != epoch:
-                    raise _busy_error(self.database)
-                _check_types(transaction, _types_of(layout, reader.frame.schema))
-                self._note(transaction, identity, digest)
-                for model in models:
+                    raise busy_error(self.database)
+                SetIds.in_rows(reader.layout, reader.frame.schema).check(transaction)
+                note(transaction, identity, digest)
+                wanted = models_without(transaction, models, [identity])
+                for model in wanted:
                     for table in absorber.drain(model):
                         write_states(transaction, model, [table])
                         names |= dict.fromkeys(split_key(key)[0] for key in table.sets.to_pylist())
-        return Applied("applied", left, len(names), late, deleted)
+        rows, late, deleted, skipped = totals
+        found = Applied("applied", rows, len(names), late, deleted, skipped)
+        return found if models[0] in wanted else found._replace(status="duplicate")
 
-    def _note(self, transaction: Transaction, identity: Identity, digest: bytes) -> None:
-        row = BatchRow(*identity, digest, transaction.next_sequence())
-        transaction.add_batches([row])
+    @checked
+    def positions(self, source: str) -> dict[str, int]:
+        """Return where each part of a source with offsets continues: see `Offsets`."""
+        with self.database.reading() as view:
+            return view.positions(source)
 
     # ---- reading ---------------------------------------------------------------------------
 
@@ -249,17 +243,6 @@ class LiveSets:
             counts[row.name] = counts.get(row.name, 0) + row.count
         return [counts.get(name, 0) for name in wanted]
 
-    def _since(self, last: str | None) -> int | None:
-        """Return the first bucket of the last hours or days; None for all buckets."""
-        if last is None:
-            return None
-        if self.bucket is None:
-            raise InputError(
-                f"the store has no buckets, so it cannot read the last {last}. Create a store with "
-                "buckets."
-            )
-        return first_bucket(parse_duration(last), self.bucket, now())
-
     # ---- deletion --------------------------------------------------------------------------
 
     @checked
@@ -284,154 +267,9 @@ class LiveSets:
             raise InputError("the store has no window, so nothing expires.")
         horizon = first_bucket(self.window, self.bucket, now())
         with self.database.writing(alone=True) as transaction:
-            horizon = max(horizon, _horizon(transaction) or horizon)
+            horizon = max(horizon, horizon_of(transaction) or horizon)
             count = transaction.expire(horizon)
             transaction.set("horizon", str(horizon))
             transaction.begin_epoch()
         self.database.erase()
         return count
-
-    # ---- helpers ---------------------------------------------------------------------------
-
-    def _refresh(self, view: Transaction) -> list[LiveModel]:
-        """Return the models, the active one first; they are loaded again if they have changed."""
-        epoch = view.epoch()
-        if epoch != self.known:
-            rows = view.models()
-            if self.known < 0 or [model.row for model in self.models] != rows:
-                self.models = open_models(rows, self.given, self.allow)
-            self.known = epoch
-        return self.models
-
-    def _pack(self, view: Transaction, names: Names) -> list[bytes]:
-        """Return names of sets as they are in the database."""
-        stored = view.settings().get("ids")
-        if stored is None:  # nothing was ever added
-            return [b""] * len(names)
-        return pack_names(names, [TYPES[kind] for kind in json.loads(stored)])
-
-
-def pack_names(names: Names, types: Sequence[pa.DataType]) -> list[bytes]:
-    """Return set ids as bytes.
-
-    Raises:
-        InputError: They do not have these types.
-
-    >>> pack_names(["ann"], [pa.large_string()]) == pack_names([("ann",)], [pa.large_string()])
-    True
-    """
-    if isinstance(names, str | bytes):
-        raise InputError(f"expected a list of set ids; got {names!r:.60}. Put it in a list.")
-    several = [name if isinstance(name, tuple) else (name,) for name in _values(names)]
-    if any(len(name) != len(types) for name in several):
-        raise InputError(
-            f"a set id of this store has {len(types)} columns; got {several[0]!r:.60}. Pass tuples."
-        )
-    if not several:
-        return []
-    try:
-        columns = [
-            pa.array(values).cast(kind)
-            for values, kind in zip(zip(*several, strict=True), types, strict=True)
-        ]
-        if any(column.null_count for column in columns):
-            raise ValueError("an id is missing")
-    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
-        raise InputError(
-            f"set ids of this store are {', '.join(map(str, types))}; got {several[0]!r:.60} "
-            f"({error})."
-        ) from error
-    return pack(columns).to_pylist()
-
-
-def _values(names: Names) -> list[Any]:
-    return names.to_pylist() if isinstance(names, pa.Array | pa.ChunkedArray) else list(names)
-
-
-def write_states(transaction: Transaction, model: LiveModel, tables: Iterable[StateTable]) -> None:
-    """Merge tables of states, sorted by key, into the states of a model.
-
-    Raises:
-        NonFiniteError: The state of a set overflows.
-    """
-    for table in tables:
-        keys = [split_key(key) for key in table.sets.to_pylist()]
-        rows = transaction.fetch(model.number, keys)
-        if rows:
-            table = check_states(merged([model.codec.to_table(rows), table]))
-        transaction.put(model.number, model.codec.to_rows(table))
-
-
-def table_of_sets(model: LiveModel, rows: Sequence[StateRow]) -> StateTable:
-    """Return the states of sets, merged over their buckets; the rows of a set are consecutive."""
-    layers: list[list[StateRow]] = []  # each lists a set once
-    for _, own in groupby(rows, key=lambda row: row.name):
-        for number, row in enumerate(own):
-            if number == len(layers):
-                layers.append([])
-            layers[number].append(row)
-    tables = []
-    for layer in layers:
-        table = model.codec.to_table(layer)
-        table.sets = pa.array([row.name for row in layer], pa.large_binary())
-        tables.append(table)
-    return merged(tables)
-
-
-def _sort_out(
-    view: Transaction, batches: Sequence[Batch]
-) -> tuple[list[Applied | Exception], list[int]]:
-    """Return a result for each batch that was applied before, and the numbers of the others."""
-    known = view.find_batches([batch.identity for batch in batches])
-    results: list[Applied | Exception] = [DUPLICATE] * len(batches)
-    fresh: list[int] = []
-    for number, batch in enumerate(batches):
-        row = known.get(batch.identity)
-        if row is None:
-            known[batch.identity] = BatchRow(*batch.identity, batch.digest, 0)
-            fresh.append(number)
-            continue
-        try:
-            _check_digest(row, batch.digest)
-        except BatchConflictError as error:
-            results[number] = error
-    return results, fresh
-
-
-def _check_digest(row: BatchRow, digest: bytes) -> None:
-    if row.digest != digest:
-        raise BatchConflictError(
-            f"the batch {row.key} of {row.source} was applied before, with other rows. Give new "
-            "rows an identity of their own."
-        )
-
-
-def _types_of(layout: Layout, schema: pa.Schema) -> tuple[str, ...]:
-    """Return the types of the columns of a set id, as the store keeps them."""
-    columns = layout.columns
-    return tuple(str(columns.column_type(name, schema)) for name in columns.set_names)
-
-
-def _check_types(transaction: Transaction, types: tuple[str, ...]) -> None:
-    """Raise InputError unless set ids have the types of those before."""
-    stored = transaction.settings().get("ids")
-    if stored is None:
-        transaction.set("ids", json.dumps(types))
-    elif json.loads(stored) != [*types]:
-        raise InputError(
-            f"the set ids of this store are {', '.join(json.loads(stored))}; got "
-            f"{', '.join(types)}. Convert the column of the set id."
-        )
-
-
-def _horizon(view: Transaction) -> int | None:
-    """Return the first bucket that has not expired; None if none has."""
-    found = view.settings().get("horizon")
-    return None if found is None else int(found)
-
-
-def _busy_error(database: Database) -> StoreError:
-    return StoreError(
-        f"{database.url} was changed by deletions, expiry or another model while the update was "
-        "prepared. Nothing was applied; repeat the update."
-    )
