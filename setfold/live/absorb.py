@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import torch
 
 from setfold.errors import InputError
+from setfold.files.columns import parsed_by
 from setfold.files.engines.frames import FrameTask
 from setfold.files.ids import pack
 from setfold.files.partials import check_finite
@@ -44,6 +45,9 @@ def needed_columns(models: Sequence[LiveModel], layout: Layout, schema: pa.Schem
     Raises:
         InputError: A column is missing or has the wrong type.
     """
+    parsers = [columns_of(model.encoder) for model in models]
+    if all(parser is not None for parser in parsers):
+        parsed_by(parsers[0], layout.columns)  # nobody needs features
     with_bucket = schema.append(pa.field(BUCKET, pa.int64()))
     names: dict[str, None] = dict.fromkeys(layout.columns.set_names)
     for model in models:

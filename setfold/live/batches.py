@@ -176,7 +176,9 @@ class Layout:
             parsed: Whether the model reads its own columns.
         """
         columns = replace(self.columns, set=(*self.columns.set_names, BUCKET))
-        if parsed or self.time is None or columns.features is not None:
+        if parsed:  # the features are for the other models
+            return replace(columns, features=None, excluded=())
+        if self.time is None or columns.features is not None:
             return columns
         return replace(columns, excluded=(*columns.excluded, self.time))
 

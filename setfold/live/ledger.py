@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from setfold.errors import BatchConflictError, StoreError
+from setfold.live import times
 from setfold.live.batches import DUPLICATE, Applied, Batch, Identity, Offsets
 from setfold.live.contents import agree
 from setfold.live.database import BatchRow, Database, Transaction
 from setfold.live.models import LiveModel
-from setfold.live.times import now
 
 ADDED, REMOVED = b"+", b"-"  # before the digest of a batch, in the table of batches
 
@@ -78,11 +78,11 @@ def note(
         BatchConflictError: The offsets of a batch do not continue where they should.
     """
     if isinstance(identity, Identity):
-        row = BatchRow(*identity, kind + digest, transaction.next_sequence(), now())
+        row = BatchRow(*identity, kind + digest, transaction.next_sequence(), times.now())
         transaction.add_batches([row])
         return
     for part, offsets in sorted(identity.ranges.items(), key=str):
-        if not transaction.move_position(identity.source, str(part), offsets, now()):
+        if not transaction.move_position(identity.source, str(part), offsets, times.now()):
             raise identity.conflict(str(part), transaction.positions(identity.source)[str(part)])
 
 

@@ -9,12 +9,13 @@ from typing import Self
 from setfold.core.encoder import StreamingSetEncoder
 from setfold.errors import InputError
 from setfold.files.kinds import Frame
+from setfold.live import times
 from setfold.live.absorb import needed_columns
 from setfold.live.batches import Layout, RowReader
 from setfold.live.database import Database, Transaction
 from setfold.live.models import LiveModel, open_models
 from setfold.live.names import Names, SetIds, pack_names
-from setfold.live.times import first_bucket, now, parse_duration
+from setfold.live.times import first_bucket, parse_duration
 
 
 class OpenStore:
@@ -87,7 +88,7 @@ class OpenStore:
                 f"the store has no buckets, so it cannot read the last {last}. Create a store with "
                 "buckets."
             )
-        return first_bucket(parse_duration(last), self.bucket, now())
+        return first_bucket(parse_duration(last), self.bucket, times.now())
 
     @contextmanager
     def _snapshot(self) -> Iterator[Transaction]:

@@ -14,6 +14,7 @@ from setfold.core.encoder import StreamingSetEncoder
 from setfold.errors import InputError, StoreError
 from setfold.files.kinds import Frame, open_frame
 from setfold.files.request import make_columns
+from setfold.live import times
 from setfold.live.absorb import (
     absorb_pieces,
     absorbing,
@@ -41,7 +42,7 @@ from setfold.live.names import Names, SetIds
 from setfold.live.removal import Removing
 from setfold.live.reports import Reporting
 from setfold.live.states import split_key
-from setfold.live.times import first_bucket, now
+from setfold.live.times import first_bucket
 from setfold.live.upgrade import Upgrading
 
 GROUP = 1024  # batches of one transaction
@@ -254,7 +255,7 @@ class LiveSets(Upgrading, Removing, Exporting, Importing, Reporting):
         """
         with self.database.writing(alone=True) as transaction:
             found = list(dict.fromkeys(self._pack(transaction, names)))
-            deletion = Deletion(transaction.next_sequence(), now())
+            deletion = Deletion(transaction.next_sequence(), times.now())
             count = sum(transaction.delete_set(name, deletion) for name in sorted(found))
             transaction.begin_epoch()
         self.database.erase()
@@ -265,7 +266,7 @@ class LiveSets(Upgrading, Removing, Exporting, Importing, Reporting):
         """Delete the buckets that are older than the window. Returns the number of states."""
         if self.bucket is None or self.window is None:
             raise InputError("the store has no window, so nothing expires.")
-        horizon = first_bucket(self.window, self.bucket, now())
+        horizon = first_bucket(self.window, self.bucket, times.now())
         with self.database.writing(alone=True) as transaction:
             horizon = max(horizon, horizon_of(transaction) or horizon)
             count = transaction.expire(horizon)

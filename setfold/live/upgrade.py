@@ -88,9 +88,11 @@ class Upgrading(OpenStore):
         with self.database.writing(alone=True) as transaction:
             rows = transaction.models()
             new = new._replace(number=max(row.number for row in rows) + 1)
-            twin = next((row for row in rows if row.digest == new.digest), None)
-            if twin is not None and twin.content == new.content:
-                raise InputError(f"the store has this model already; its number is {twin.number}.")
+            twins = [row for row in rows if row.digest == new.digest]
+            for row in twins:
+                if row.content == new.content:
+                    raise InputError(f"the store has this model already, as number {row.number}.")
+            twin = twins[0] if twins else None
             since = transaction.next_sequence() if twin is None else twin.since
             transaction.add_model(new._replace(since=since))
             if twin is not None:
