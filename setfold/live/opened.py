@@ -57,6 +57,13 @@ class OpenStore:
         with self.database.reading() as view:
             return self._refresh(view)[0].encoder
 
+    @property
+    def ids(self) -> dict[str, str] | None:
+        """The columns of a set id, with their types; None before the first update."""
+        with self.database.reading() as view:
+            found = SetIds.of(view)
+        return None if found is None else dict(zip(*found, strict=True))
+
     def _refresh(self, view: Transaction) -> list[LiveModel]:
         """Return the models, the active one first; they are loaded again if they have changed."""
         epoch, (known, models) = view.epoch(), self._opened

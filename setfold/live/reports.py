@@ -89,7 +89,7 @@ class Reporting(OpenStore):
     def info(self) -> Info:
         """Return what the store holds. All states are counted, which takes time in a large store."""
         with self._snapshot() as view:
-            models, ids = self._refresh(view), SetIds.of(view)
+            models = self._refresh(view)
             batches, last = view.count_updates()
             totals = [
                 ModelTotals(
@@ -107,7 +107,7 @@ class Reporting(OpenStore):
         return Info(
             url=self.database.shown,
             database=self.database.kind,
-            ids=None if ids is None else dict(zip(*ids, strict=True)),
+            ids=self.ids,
             bucket=None if self.bucket is None else format_duration(self.bucket),
             window=None if self.window is None else format_duration(self.window),
             batches=batches,

@@ -37,7 +37,7 @@ class JsonReader(Reader):
         self.schema, self.num_rows = pa.schema([]), 0
         for block in self._blocks():
             self.num_rows = None
-            self.schema = _infer_schema(block)
+            self.schema = infer_schema(block)
             if self.schema.names:
                 return
         if self.num_rows is None:
@@ -164,7 +164,7 @@ def _read_block(block: bytes, schema: pa.Schema | None) -> pa.RecordBatch:
     return batch
 
 
-def _infer_schema(block: bytes) -> pa.Schema:
+def infer_schema(block: bytes) -> pa.Schema:
     """Return the columns of some lines. If a line is bad, a value that is not null decides each."""
     try:
         found = _read_block(block, None).schema
