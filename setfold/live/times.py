@@ -126,6 +126,8 @@ def _microseconds(times: pa.Array, name: str) -> tuple[np.ndarray, np.ndarray]:
         times = _parsed(times)
         kind = times.type
     usable = times.is_valid().to_numpy(zero_copy_only=False)
+    if pa.types.is_null(kind):
+        return np.zeros(len(times), np.int64), usable
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         # Whole microseconds, rounded down; the time zone does not change the instant.
         plain = times.cast(pa.timestamp("us"), safe=False).cast(pa.int64())

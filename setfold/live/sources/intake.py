@@ -22,7 +22,7 @@ from setfold.live.names import SetIds
 from setfold.live.sets import TRIES, LiveSets
 from setfold.preprocessing.columns import Columns, columns_of
 
-BAD_ROW = re.compile(r"row (\d+) \(counting from 0\): (.*)\. Remove such rows first\.")
+BAD_ROW = re.compile(r"row (\d+) \(counting from 0\): (.*?)\.( Remove such rows first\.)?")
 
 
 class SourceFrame(Frame):

@@ -84,18 +84,22 @@ def apply_lines(
         seconds: How long a line waits for others.
     """
     sizes, lines, first = _sizes_before(intake, source), Lines(stream), 0
-    while not (lines.ended or stop.is_set()):
+    while not lines.ended:
         some: list[bytes] = []
         for size in sizes.get(first, ()):  # wait: they may be the same lines as before
             _collect(lines, some, size, None, stop)
             if len(some) == size and intake.knows(_identity(source, first, some)):
                 intake.duplicates += 1
                 break
+            if len(some) < size and stop.is_set():
+                return  # nobody knows whether they were applied
         else:
             _collect(lines, some, max(rows, len(some)), seconds, stop)
             some += lines.rest() if stop.is_set() else []
             _apply(intake, source, first, some)
         first += len(some)
+        if stop.is_set():
+            return
 
 
 def _sizes_before(intake: Intake, source: str) -> dict[int, list[int]]:

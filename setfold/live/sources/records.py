@@ -21,23 +21,31 @@ class RecordReader(JsonReader):
     Args:
         records: The records, none of them blank.
         types: The types of columns that are known already.
-        absent: The types of columns that no record has.
+        texts: Columns whose values are not converted to fractions.
+        numbers: Columns that hold numbers, even if no record has one.
+        others: Columns that are null if no record has them.
     """
 
     def __init__(
         self,
         records: Sequence[bytes],
         types: Mapping[str, pa.DataType],
-        absent: Mapping[str, pa.DataType],
+        texts: Sequence[str],
+        numbers: Sequence[str],
+        others: Sequence[str],
     ) -> None:
-        self.records, self.types, self.absent = records, types, absent
-        super().__init__(Path("the records"))
+        self.records, self.types, self.others = records, types, others
+        super().__init__(Path("the records"), texts, numbers)
 
     def _open(self) -> None:
         self._bad, self._reasons, self.num_rows = [], {}, None
         first = next(self._blocks(), b"")
         found = {field.name: field.type for field in infer_schema(first)}
-        self.schema = pa.schema([*{**self.absent, **found, **self.types}.items()])
+        for name in self.number_columns:
+            if found.get(name, pa.string()) == pa.string():
+                found[name] = pa.float64()
+        absent = dict.fromkeys(self.others, pa.null())
+        self.schema = pa.schema([*{**absent, **found, **self.types}.items()])
 
     def _blocks(self) -> Iterator[bytes]:
         for start in range(0, len(self.records), BLOCK_RECORDS):
@@ -61,17 +69,21 @@ class RecordFrame(SourceFrame):
     def __init__(
         self, records: Sequence[bytes], place_of: Callable[[int], str], intake: Intake
     ) -> None:
-        layout, types = intake.layout, intake.id_types()
+        layout, parsers = intake.layout, intake.parsers()
         columns = layout.columns
-        needed = [*columns.named, *([] if layout.time is None else [layout.time])]
-        needed += [column.name for parser in intake.parsers() for column in parser.all]
-        absent = dict.fromkeys(needed, pa.null()) | dict.fromkeys(columns.set_names, pa.string())
-        types = {name: pa.string() if kind == TEXT else kind for name, kind in types.items()}
-        self.reader, self.named = RecordReader(records, types, absent), place_of
+        known = {name: _read_as(kind) for name, kind in intake.id_types().items()}
+        texts = [name for parser in [None, *parsers] for name in columns.texts(parser)]
+        numbers = [name for parser in [None, *parsers] for name in columns.numbers(parser)]
+        others = [column.name for parser in parsers for column in parser.all]
+        others += [] if layout.time is None else [layout.time]
+        self.reader = RecordReader(records, known, texts, numbers, others)
+        self.ids, self.named = columns.set_names, place_of
         super().__init__(None, layout.skip)
 
     def _open(self) -> None:
-        self.schema = self.reader.schema
+        found = {field.name: field.type for field in self.reader.schema}
+        absent = dict.fromkeys(self.ids, pa.string())  # a set id, if no record has one
+        self.schema = self.reader.schema = pa.schema([*{**absent, **found}.items()])
 
     def place_of(self, row: int) -> str:
         return self.named(row)
@@ -85,3 +97,8 @@ class RecordFrame(SourceFrame):
                 self.refuse(*bad)
             self.reasons |= self.reader.take_reasons()
             yield batch
+
+
+def _read_as(kind: pa.DataType) -> pa.DataType:
+    """Return the type as which a set id is read."""
+    return pa.string() if kind == TEXT else kind
