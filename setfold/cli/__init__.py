@@ -1,4 +1,4 @@
-"""The command line: train, evaluate, encode, update, merge, readout, weights, check, info, live."""
+"""The command line: train, evaluate, encode, merge, readout, weights, check, info, live."""
 
 from setfold.cli import (  # noqa: F401  (importing them registers their commands)
     files,

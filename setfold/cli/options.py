@@ -117,7 +117,7 @@ Overwrite = Annotated[
 ]
 SaveEvery = Annotated[float, typer.Option(help="Checkpoint interval in seconds.")]
 Again = Annotated[
-    bool, typer.Option("--again", help="Accept inputs that the states already contain.")
+    bool, typer.Option("--again", help="Accept an input that several of the files contain.")
 ]
 Allow = Annotated[
     list[str] | None,

@@ -157,7 +157,7 @@ def test_an_empty_file_has_no_sets(path: Path) -> None:
 def test_a_line_that_is_null(path: Path, text: str) -> None:
     path.write_text(text)  # Arrow ends the process if it is the first one
     out = path.with_name("out.npz")
-    with pytest.raises(FileError, match="expected a JSON object|is not a JSON object"):
+    with pytest.raises(FileError, match=r"expected a JSON object|is not a JSON object"):
         setfold.encode_sets(setfold.Pool(1, "mean"), path, out, set="u")
 
 
