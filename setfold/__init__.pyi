@@ -57,7 +57,6 @@ from .errors import StateMismatchError as StateMismatchError
 from .files.api import encode_sets as encode_sets
 from .files.api import merge_states as merge_states
 from .files.api import readout_states as readout_states
-from .files.api import update_states as update_states
 from .files.frames import encode_frame as encode_frame
 from .files.partials import merge_partials as merge_partials
 from .files.partials import pack_partials as pack_partials

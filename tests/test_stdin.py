@@ -32,17 +32,18 @@ def encode(*options, stdin=ROWS):
     return run("encode", "model.safetensors", "-", *options, stdin=stdin)
 
 
-def test_encode_and_update():
+def test_encode_and_merge():
     assert encode("--format", "jsonl", "--states", "s.arrow").exit_code == 0
     found = pq.read_table("out.parquet")
     assert found["set"].to_pylist() == ["a", "b"]
     assert found["encoding"].to_pylist() == [[2.0], [2.5]]
-    for _ in range(2):  # the same rows, but another stream
-        done = run("update", "s.arrow", "-", "--set", "u", "--format", "csv", stdin=b"u,x\nc,7\n")
-        assert done.exit_code == 0
-    setfold.readout_states("s.arrow", "all.parquet")
+    options = ["--format", "csv", "--states", "t.arrow", "--overwrite"]
+    assert encode(*options, stdin=b"u,x\nc,7\nc,8\n").exit_code == 0
+    setfold.merge_states(["s.arrow", "t.arrow"], "both.arrow")
+    setfold.readout_states("both.arrow", "all.parquet")
     assert pq.read_table("all.parquet")["count"].to_pylist() == [1, 2, 2]
-    assert sorted(os.listdir()) == ["all.parquet", "model.safetensors", "out.parquet", "s.arrow"]
+    files = ["all.parquet", "both.arrow", "model.safetensors", "out.parquet", "s.arrow", "t.arrow"]
+    assert sorted(os.listdir()) == files
 
 
 def test_formats_that_are_not_text():

@@ -1,10 +1,12 @@
-"""The command line: train, evaluate, encode, update, merge, readout, weights, check, info."""
+"""The command line: train, evaluate, encode, merge, readout, weights, check, info, live."""
 
 from setfold.cli import (  # noqa: F401  (importing them registers their commands)
     files,
     info,
     laws,
     learn,
+    live,
+    live_update,
     weights,
 )
 from setfold.cli.app import USAGE, app, run

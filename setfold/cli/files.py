@@ -1,4 +1,4 @@
-"""The commands encode, update, merge and readout: encode sets from files."""
+"""The commands encode, merge and readout: encode sets from files."""
 
 from __future__ import annotations
 
@@ -149,14 +149,14 @@ def encode(
     states: Annotated[
         Path | None,
         typer.Option(
-            help="Also save the states to this .arrow file, to update and merge them later."
+            help="Also save the states to this .arrow file, for merge, readout and live import."
         ),
     ] = None,
     dtype: Annotated[
         DtypeName | None,
         typer.Option(
-            help="Compute in this dtype. Default: that of the model. States keep it: update, merge "
-            "and readout use the same."
+            help="Compute in this dtype. Default: that of the model. States keep it: merge and "
+            "readout use the same."
         ),
     ] = None,
     head: Head = False,
@@ -183,33 +183,6 @@ def encode(
             return
         more = {"states": states, "dtype": dtype, "head": head}
         _run(encode_sets, running, encoder, names, out, **reading.arguments(), **more)
-
-
-@app.command(
-    epilog="Examples:\n\n  setfold update states.arrow today/*.parquet --set event_id\n\n"
-    "  setfold update states.arrow today/ --set event_id --out tomorrow.arrow"
-)
-@explain_interrupts
-@grouped
-def update(
-    states: States,
-    inputs: Inputs,
-    *,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Output for the new states. If omitted, the file is updated in place."),
-    ] = None,
-    saved: SavedModel,
-    reading: Reading,
-    again: Again = False,
-    running: Running,
-) -> None:
-    """Add the elements of more files to saved states."""
-    from setfold.files.api import update_states
-
-    with _names_of(inputs, reading, running) as names:
-        more = {"out": out, "again": again, **saved.arguments(), **reading.arguments()}
-        _run(update_states, running, states, names, **more)
 
 
 @app.command(epilog="Example:\n\n  setfold merge monday.arrow tuesday.arrow --out both.arrow")

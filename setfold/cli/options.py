@@ -117,7 +117,7 @@ Overwrite = Annotated[
 ]
 SaveEvery = Annotated[float, typer.Option(help="Checkpoint interval in seconds.")]
 Again = Annotated[
-    bool, typer.Option("--again", help="Accept inputs that the states already contain.")
+    bool, typer.Option("--again", help="Accept an input that several of the files contain.")
 ]
 Allow = Annotated[
     list[str] | None,
@@ -138,3 +138,34 @@ Head = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Store = Annotated[
+    str, typer.Argument(help="Store of live sets: a SQLite file, or postgresql://user@host/name.")
+]
+SetIds = Annotated[
+    list[str],
+    typer.Argument(help="Set ids. If an id has several columns, separate the values by commas."),
+]
+LiveColumn = Annotated[
+    str,
+    typer.Option(
+        "--set",
+        help="Column with the set id of each row, or key of a key=value folder; several "
+        "as 'run,event'.",
+    ),
+]
+TimeColumn = Annotated[
+    str | None,
+    typer.Option("--time", help="Column with the time of each row, if the store has buckets."),
+]
+Source = Annotated[
+    str | None,
+    typer.Option(
+        help="Name of the source, which is part of the identity of its batches. Default: 'files', "
+        "or the topic. Standard input needs one.",
+        show_default=False,
+    ),
+]
+Last = Annotated[
+    str | None,
+    typer.Option(help="Only the most recent elements, such as 7d: a multiple of the buckets."),
+]

@@ -2,7 +2,7 @@
 
 Read the modules in this order:
 
-    api.py       the public functions: encode_sets, update_states, merge_states, readout_states
+    api.py       the public functions: encode_sets, merge_states, readout_states
     request.py   their options, and what follows from them
     execute.py   completes a request: nothing to do, the rest of an interrupted run, or a new run
     plan.py      inspects the inputs and splits them into shards

@@ -1,4 +1,4 @@
-"""The public functions: encode sets from files, and update, merge and read out saved states."""
+"""The public functions: encode sets from files, and merge and read out saved states."""
 
 from __future__ import annotations
 
@@ -40,7 +40,6 @@ from setfold.files.states import (
     Provenance,
     collect_inputs,
     common_columns,
-    merge_columns,
     model_from_bytes,
     model_to_bytes,
     read_provenance,
@@ -81,7 +80,8 @@ def encode_sets(
             is one set, and its file and number, in the columns file and row, are the set id.
         root: A folder that contains all inputs. The paths in set ids are then relative to it, with
             "/" on every system.
-        states: An .arrow file for the states, which can be updated and merged later.
+        states: An .arrow file for the states, which can be merged, read out, and imported into a
+            store of live sets.
         dtype: Compute in "float32" or "float64". If None, in the dtype of the model. The model itself
             is not changed.
         head: Whether to apply the head of the model. If False, the encodings are the readouts of
@@ -135,7 +135,7 @@ def encode_sets(
     if states is not None:
         raise InputError(
             f"{type(model).__name__} needs {model.passes} passes over a set, so its states cannot "
-            "be updated with more elements later. Omit --states."
+            "be merged with others later. Omit --states."
         )
 
     def check(encoder: StreamingSetEncoder) -> Summary | None:
@@ -143,83 +143,6 @@ def encode_sets(
 
     several = read_by(cast_encoder(model.eval(), dtype), head)
     return encode_in_passes(several, path, settings, check, run)
-
-
-@checked
-def update_states(
-    states: str | Path,
-    inputs: InputNames,
-    *,
-    out: str | Path | None = None,
-    model: nn.Module | None = None,
-    allow: Iterable[str] = (),
-    set: str | Sequence[str] | None = None,
-    features: str | Sequence[str] | None = None,
-    explode: bool = False,
-    root: str | Path | None = None,
-    again: bool = False,
-    **options: Unpack[ReadOptions],
-) -> Summary:
-    """Add the elements of more files to saved states.
-
-    Sets that are not in the states yet are added. With resume=True, an update in place whose inputs
-    are already in the states is complete.
-
-    Args:
-        states: A state file, written by `encode_sets`.
-        inputs: Files, folders or glob patterns.
-        out: The .arrow file for the new states. If None, the old file is updated in place.
-        model: The model that computed the states. If None, the model in the state file. It computes
-            in the dtype of the states.
-        allow: Import paths of your own classes that the state file may use.
-        set: As for `encode_sets`. Defaults to what was used when the states were computed, as do
-            `features`, `explode` and `root`.
-        features: As for `encode_sets`.
-        explode: As for `encode_sets`.
-        root: As for `encode_sets`. It may differ from the earlier one if the files have moved.
-        again: Whether to accept inputs that the states already contain.
-        options: Options of the run, such as memory="4GB", resume=True, overwrite=True,
-            skip_errors=True or engine="ray". `setfold.files.request.ReadOptions` lists all of them.
-
-    >>> import numpy as np, setfold, tempfile
-    >>> encoder = setfold.SlotSetEncoder(dim_in=2, num_slots=4, dim_slot=8, dim_out=8)
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     for day in ("monday", "tuesday"):
-    ...         np.save(f"{folder}/{day}.npy", np.ones((5, 2), np.float32))
-    ...     states = f"{folder}/states.arrow"
-    ...     _ = setfold.encode_sets(
-    ...         encoder, f"{folder}/monday.npy", f"{folder}/out.npz", states=states
-    ...     )
-    ...     setfold.update_states(states, f"{folder}/tuesday.npy").sets
-    2
-    """
-    settings = with_defaults(options, ReadOptions)
-    old, new, engine = Path(states), check_states_path(out or states), select_engine(settings)
-    requested = make_columns(set, features, explode, root)
-    in_place = old.resolve() == new.resolve()
-
-    def prepare(without: Collection[Path]) -> Job:
-        encoder = _load_encoder([old], model, allow)
-        columns = merge_columns(requested, read_provenance(old)[2].columns, old)
-        plan = build_plan(encoder, inputs, columns, settings, [old], without)
-        known = collect_inputs([old], again)
-        added = resolve_stamps({n: stamp for n, stamp in plan.inputs.items() if n != str(old)})
-        repeated = [name for name in added if name in known]  # even if the file has changed
-        is_contained = bool(added) and in_place and not again and added.items() <= known.items()
-        if repeated and not again and not (is_contained and settings["resume"]):
-            raise InputError(
-                f"{old} already contains {repeated[0]}, which would count twice "
-                f"({len(repeated)} such files). Omit these inputs, or add them again with --again."
-            )
-        saved, dtype = model_to_bytes(encoder), dtype_of(encoder)
-        provenance = Provenance(saved, known | added, plan.task.columns, dtype)
-        outputs = [Output(new, ArrowSink, True, provenance.metadata())]
-        return Job(plan, outputs, is_contained)
-
-    request = describe_request(
-        "update", inputs, new, columns=requested.describe(), states=resolve_path(old)
-    )
-    return execute(request, [new], prepare, engine, settings, in_place=in_place)
 
 
 @checked
@@ -240,7 +163,7 @@ def merge_states(
         states: The state files.
         out: The output, an .arrow file.
         model: The model that computed the states. If None, the model in the first file.
-        allow: As for `update_states`.
+        allow: Import paths of your own classes that the state files may use.
         again: Whether to accept an input that several of the files contain.
         options: Options of the run, such as memory="4GB" or resume=True.
             `setfold.files.request.RunOptions` lists all of them.
@@ -290,7 +213,7 @@ def readout_states(
         out: The output, a .parquet, .arrow, .npz or .csv file.
         model: The model that computed the states; its head may differ. If None, the model in the
             state file.
-        allow: As for `update_states`.
+        allow: Import paths of your own classes that the state file may use.
         head: Whether to apply the head of the model, as for `encode_sets`.
         options: Options of the run, such as memory="4GB" or resume=True.
             `setfold.files.request.RunOptions` lists all of them.

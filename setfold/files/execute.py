@@ -28,12 +28,10 @@ class Job(NamedTuple):
     Args:
         plan: What to read.
         outputs: What to write.
-        is_contained: Whether the state file to update already contains all inputs.
     """
 
     plan: Plan
     outputs: list[Output]
-    is_contained: bool = False
 
 
 Prepare = Callable[[Collection[Path]], Job]  # from files that are not inputs, as resolved paths
@@ -45,8 +43,6 @@ def execute(
     prepare: Prepare,
     engine: Engine,
     options: ReadOptions,
-    *,
-    in_place: bool = False,
 ) -> Summary:
     """Run a request, or the rest of it if it was interrupted.
 
@@ -56,7 +52,6 @@ def execute(
         prepare: Makes the plan. It is not called if an interrupted run had computed everything.
         engine: The function that computes the steps.
         options: The options of the run.
-        in_place: Whether the output is a state file that is updated.
     """
     paths, resume = [Path(path).resolve() for path in outputs], options["resume"]
     _check_targets(paths)
@@ -71,15 +66,15 @@ def execute(
             work.journal.overwrite |= options["overwrite"]
             verify_outputs(work)
             return publish(work)
-        finished = [path for path in paths if resume and not in_place and read_result(path)]
-        job = _with_results(prepare(finished), request["command"], in_place)
+        finished = [path for path in paths if resume and read_result(path)]
+        job = _with_results(prepare(finished), request["command"])
         if resume and _is_complete(job):
             return summarize_complete(job.plan, job.outputs)
         with computing(job.plan.task.encoder):
             _check_contents(job)
-            _check_inputs_are_kept(job.plan, paths, in_place)
+            _check_inputs_are_kept(job.plan, paths)
             run = Run(job.plan, work, engine, job.outputs, options["progress"])
-            _check_existing(run.journal, job, options, in_place)
+            _check_existing(run.journal, job, options)
             return run.run()
 
 
@@ -103,14 +98,14 @@ def check_outputs(
         if work.journal is not None:
             return None
         finished = [path for path in paths if resume and read_result(path)]
-        job = _with_results(prepare(finished), request["command"], False)
+        job = _with_results(prepare(finished), request["command"])
         if resume and _is_complete(job):
             return summarize_complete(job.plan, job.outputs)
         _check_contents(job)
-        _check_inputs_are_kept(job.plan, paths, False)
+        _check_inputs_are_kept(job.plan, paths)
         for output in job.outputs:
             digest, overwrite = output.digest if resume else None, options["overwrite"]
-            check_replaceable(output.path, digest, replaces=None, overwrite=overwrite)
+            check_replaceable(output.path, digest, overwrite=overwrite)
         return None
 
 
@@ -147,14 +142,12 @@ def _check_contents(job: Job) -> None:
             ) from error
 
 
-def _check_inputs_are_kept(plan: Plan, paths: Sequence[Path], in_place: bool) -> None:
-    """Raise InputError if an output would replace an input, except a state file that is updated."""
+def _check_inputs_are_kept(plan: Plan, paths: Sequence[Path]) -> None:
+    """Raise InputError if an output would replace an input."""
     if not any(path.exists() for path in paths):
         return
-    rows = {shard.input.path.resolve() for shard in plan.shards if not shard.holds_states}
     named = {*plan.inputs, *(entry.file for entry in plan.skipped if entry.file)}
     inputs = {Path(name).resolve() for name in named} | {p.resolve() for p in plan.left_out}
-    inputs = rows | (inputs - {*paths} if in_place else inputs)
     for path in paths:
         if path in inputs:
             raise InputError(
@@ -163,37 +156,27 @@ def _check_inputs_are_kept(plan: Plan, paths: Sequence[Path], in_place: bool) ->
             )
 
 
-def _with_results(job: Job, command: str, in_place: bool) -> Job:
-    """Add to each output a digest of everything that determines its content.
-
-    A state file that is updated in place is replaced, so the digest does not depend on it.
-    """
+def _with_results(job: Job, command: str) -> Job:
+    """Add to each output a digest of everything that determines its content."""
     signature = job.plan.signature()
     outputs = [output._replace(path=output.path.resolve()) for output in job.outputs]
-    inputs = signature["inputs"]
-    if in_place:
-        inputs = [entry for entry in inputs if Path(entry[0]).resolve() != outputs[0].path]
     for number, output in enumerate(outputs):
-        what = [command, output.holds_states, signature | {"inputs": inputs}]
+        what = [command, output.holds_states, signature]
         outputs[number] = output._replace(digest=digest_of({}, json.dumps(what)))
     return job._replace(outputs=outputs)
 
 
 def _is_complete(job: Job) -> bool:
     """Whether all outputs exist and are the results of this job."""
-    return job.is_contained or all(read_result(o.path) == o.digest for o in job.outputs)
+    return all(read_result(o.path) == o.digest for o in job.outputs)
 
 
-def _check_existing(journal: Journal, job: Job, options: ReadOptions, in_place: bool) -> None:
+def _check_existing(journal: Journal, job: Job, options: ReadOptions) -> None:
     """Raise an error if an output must not be replaced, and note what may be replaced."""
     journal.overwrite |= options["overwrite"]
-    if in_place:
-        stamps = {Path(name).resolve(): stamp for name, stamp in job.plan.inputs.items()}
-        journal.replaces = list(stamps[job.outputs[0].path])
     for output in job.outputs:
         check_replaceable(
             output.path,
             output.digest if options["resume"] else None,
-            replaces=journal.replaces,
             overwrite=journal.overwrite,
         )

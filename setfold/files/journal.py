@@ -74,7 +74,6 @@ class Journal:
         sorted_runs: The names of the files in runs/.
         outputs: Temporary and final names of the outputs, once they are complete.
         digests: What each of the outputs is the result of, by temporary name.
-        replaces: Size and modification time of the state file that is updated in place.
         overwrite: Whether the outputs may replace existing files.
         sets: How many sets the first output has.
         outside: How many of their elements are outside the model's grids; None without grids.
@@ -98,7 +97,6 @@ class Journal:
     sorted_runs: list[str] = field(default_factory=list)
     outputs: dict[str, str] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)
-    replaces: list[int] | None = None
     overwrite: bool = False
     sets: int = 0
     outside: int | None = None
@@ -255,6 +253,8 @@ def read_journal(folder: Path) -> Journal | None:
         saved = json.loads(path.read_text())
         if saved != _to_save(saved["journal"]):
             raise ValueError("its version or its checksum differs")
+        if saved["journal"].pop("replaces", None) is not None:
+            raise ValueError("a state file was updated in place, as earlier versions could")
         journal = Journal(**saved["journal"])
         _validate(journal)
         return journal
@@ -270,15 +270,13 @@ def _validate(journal: Journal) -> None:
 
     A checksum shows damage. It does not show who wrote a journal.
     """
-    lists = (journal.buckets, journal.replaces)
-    if not all(found is None or isinstance(found, list) for found in lists):
-        raise ValueError("buckets and stamps must be lists")
+    if not isinstance(journal.buckets, list | None):
+        raise ValueError("buckets must be a list")
     counts = [getattr(journal, name) for name in COUNTS]
     whole = [
         *counts,
         *journal.lengths.values(),
         *(journal.buckets or ()),
-        *(journal.replaces or ()),
         journal.outside or 0,
     ]
     if not all(type(number) is int and number >= 0 for number in whole):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -92,19 +92,7 @@ class ArrowFrame(Frame):
     def batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         is_table = isinstance(self._stream, pa.Table)
         source = self._stream.to_batches() if is_table else self._stream
-        pending: list[pa.RecordBatch] = []
-        size = 0
-        for batch in source:
-            some = batch.select(list(names))
-            while size + some.num_rows >= self.rows:
-                rest = self.rows - size
-                yield _joined([*pending, some.slice(0, rest)])
-                some, pending, size = some.slice(rest), [], 0
-            if some.num_rows:
-                pending.append(some)
-                size += some.num_rows
-        if pending:
-            yield _joined(pending)
+        yield from regrouped((batch.select(list(names)) for batch in source), self.rows)
 
 
 class PolarsFrame(ArrowFrame):
@@ -211,6 +199,30 @@ def open_frame(frame: object, rows: int, what: str = "frame") -> Frame:
         return ArrowFrame(frame, rows)
     advice = " Collect it first." if hasattr(frame, "collect") else ""
     raise InputError(f"{what} must be {KNOWN}; got {type(frame).__name__}.{advice}")
+
+
+def regrouped(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+    """Yield the same rows, `rows` at a time; fewer at the end, or where the types change.
+
+    >>> parts = [pa.record_batch({"x": [1, 2, 3]}), pa.record_batch({"x": [4]})]
+    >>> [batch.num_rows for batch in regrouped(parts, 2)]
+    [2, 2]
+    """
+    pending: list[pa.RecordBatch] = []
+    size = 0
+    for some in batches:
+        if pending and pending[0].schema != some.schema:
+            yield _joined(pending)
+            pending, size = [], 0
+        while size + some.num_rows >= rows:
+            rest = rows - size
+            yield _joined([*pending, some.slice(0, rest)])
+            some, pending, size = some.slice(rest), [], 0
+        if some.num_rows:
+            pending.append(some)
+            size += some.num_rows
+    if pending:
+        yield _joined(pending)
 
 
 def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:

@@ -1,7 +1,7 @@
-"""State files: written by `encode --states`, and read by `update`, `merge` and `readout`.
+"""State files: written by `encode --states`, read by `merge`, `readout` and `live import`.
 
 A state file is a sealed Arrow file with one row per set, sorted by set id. Its metadata contains
-the model, so that no other file is needed to update it, and the inputs that it was computed from,
+the model, so that no other file is needed to read it out, and the inputs that it was computed from,
 so that none is counted twice.
 
 A file may come from anywhere. Its seal shows damage, and reading checks everything that the rest of
@@ -26,7 +26,7 @@ from setfold.core.models import DTYPES, load, save
 from setfold.core.state_files import MAX_COUNT
 from setfold.errors import DescriptionError, FileError, InputError
 from setfold.files.columns import ColumnSpec
-from setfold.files.features import Feature, format_features
+from setfold.files.features import Feature
 from setfold.files.ids import TYPES
 from setfold.files.sealed import ARROW, SealedFile
 from setfold.files.tables.arrow import (
@@ -181,47 +181,6 @@ def _columns_from(value: Any) -> ColumnSpec | None:
 
 
 # ---- what several state files have in common -----------------------------------------------------
-
-
-def merge_columns(requested: ColumnSpec, saved: ColumnSpec | None, path: Path) -> ColumnSpec:
-    """Fill in what was not requested with what the state file records.
-
-    Raises:
-        InputError: The two contradict each other.
-    """
-    if saved is None:
-        return requested
-    features = requested.features or saved.features
-    if (
-        features
-        and saved.features
-        and features != saved.features
-        and sorted(requested.named) == sorted(saved.named)
-    ):
-        raise InputError(
-            f"the states in {path} were computed from {format_features(saved.features)}, in this "
-            f"order; got {format_features(features)}. Omit --features to use the same as before."
-        )
-    kept = [name for name in requested.excluded if name in saved.named]
-    if kept:
-        raise InputError(
-            f"the states in {path} were computed from {format_features(saved.features or ())}, so "
-            f"{kept[0]!r} cannot be excluded. Omit --features to use the same as before."
-        )
-    if requested.set is not None and saved.set is None:
-        raise InputError(
-            f"the states in {path} have no set column, because each "
-            f"{'row' if saved.explode else 'file'} is one set; got {requested.set!r}. Omit --set."
-        )
-    if requested.root is not None and saved.root is None:
-        ids = "in a column" if saved.set else "absolute paths"
-        raise InputError(
-            f"the set ids in {path} are {ids}, so a root would name sets differently; got "
-            f"{requested.root}. Omit --root."
-        )
-    set_column, explode = requested.set or saved.set, requested.explode or saved.explode
-    root = requested.root or saved.root
-    return ColumnSpec(features, set_column, explode, root, types=saved.types)
 
 
 def common_columns(paths: Sequence[Path]) -> ColumnSpec | None:

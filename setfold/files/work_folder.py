@@ -17,7 +17,6 @@ from typing import Any
 from setfold.core.persist import hold, is_full_disk, replace_durably, sync
 from setfold.errors import FileError, InputError
 from setfold.files.encodings import verify_encodings
-from setfold.files.engines.task import Stamp
 from setfold.files.journal import (
     START_OVER,
     Journal,
@@ -167,26 +166,17 @@ def _describe_end(folder: Path, is_complete: bool) -> str:
 # ---- the end: outputs get their final names ----------------------------------------------------
 
 
-def check_replaceable(
-    path: Path, digest: str | None, *, replaces: Sequence[int] | None, overwrite: bool
-) -> None:
+def check_replaceable(path: Path, digest: str | None, *, overwrite: bool) -> None:
     """Raise an error if a file exists that an output must not replace.
 
     Args:
         path: The final name of the output.
         digest: What the output is the result of. A file with the same digest may be replaced.
-        replaces: The stamp of the state file that is updated in place; None for other outputs.
         overwrite: Whether the user allows to replace existing files.
     """
     if not path.exists() or (digest is not None and published_result(path) == digest):
         return
-    if replaces is not None:
-        if tuple(replaces) != Stamp.of(path):
-            raise FileError(
-                f"{path} has changed since this run began, so the changes would be lost. "
-                f"{START_OVER}"
-            )
-    elif not overwrite:
+    if not overwrite:
         raise InputError(
             f"{path} exists{'' if digest is None else ', but it is not the result of this command'}"
             ". Choose another output, or replace it with --overwrite."
@@ -202,7 +192,7 @@ def publish_outputs(work: WorkFolder) -> str | None:
 
     Raises:
         InputError: A file has appeared that must not be replaced.
-        FileError: A state file that is updated in place has changed, or an output is lost.
+        FileError: An output is lost.
     """
     journal = work.journal
     assert journal is not None
@@ -230,7 +220,7 @@ def verify_outputs(work: WorkFolder) -> None:
     """
     journal = work.journal
     assert journal is not None
-    only_states = journal.request["command"] in ("update", "merge")
+    only_states = journal.request["command"] == "merge"
     for number, (name, final) in enumerate(journal.outputs.items()):
         path = work.folder / name
         if not path.exists():  # it has its final name already
@@ -254,8 +244,7 @@ def report_of(out: Path) -> Path:
 
 def _check(path: Path, final: Path, digest: str, journal: Journal) -> None:
     if path.exists():
-        overwrite, replaces = journal.overwrite, journal.replaces
-        check_replaceable(final, digest, replaces=replaces, overwrite=overwrite)
+        check_replaceable(final, digest, overwrite=journal.overwrite)
     elif published_result(final) != digest:
         raise FileError(f"{final} was complete, but it is missing or has changed. {START_OVER}")
 

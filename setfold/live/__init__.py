@@ -6,7 +6,7 @@ sets.encode(["ann", "bob"])
 """
 
 from setfold.live.api import create, open
-from setfold.live.batches import Applied
+from setfold.live.batches import Applied, Offsets
 from setfold.live.sets import LiveSets
 
-__all__ = ["Applied", "LiveSets", "create", "open"]
+__all__ = ["Applied", "LiveSets", "Offsets", "create", "open"]

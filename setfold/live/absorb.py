@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -13,13 +14,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
+from setfold.errors import InputError
+from setfold.files.columns import parsed_by
 from setfold.files.engines.frames import FrameTask
 from setfold.files.ids import pack
 from setfold.files.partials import check_finite
 from setfold.files.tables.absorb import find_marks, mark_overflows
 from setfold.files.tables.store import Store
-from setfold.files.tables.table import StateTable
-from setfold.live.batches import BUCKET, Layout
+from setfold.files.tables.table import RowTable, StateTable
+from setfold.live.batches import BUCKET, Layout, RowReader
 from setfold.live.database import Deletion, Transaction
 from setfold.live.models import LiveModel
 from setfold.live.times import bucket_of
@@ -42,6 +45,9 @@ def needed_columns(models: Sequence[LiveModel], layout: Layout, schema: pa.Schem
     Raises:
         InputError: A column is missing or has the wrong type.
     """
+    parsers = [columns_of(model.encoder) for model in models]
+    if all(parser is not None for parser in parsers):
+        parsed_by(parsers[0], layout.columns)  # nobody needs features
     with_bucket = schema.append(pa.field(BUCKET, pa.int64()))
     names: dict[str, None] = dict.fromkeys(layout.columns.set_names)
     for model in models:
@@ -126,18 +132,48 @@ class Absorber:
         ]
 
     @torch.no_grad()
-    def add(self, rows: pa.RecordBatch, layout: Layout, first: int = 0) -> None:
-        """Absorb rows with their buckets.
+    def add(self, rows: pa.RecordBatch, layout: Layout, first: int = 0) -> pa.RecordBatch:
+        """Absorb rows with their buckets, and return those that count.
+
+        If bad rows are skipped, a row that one model cannot absorb counts for none of them.
 
         Raises:
-            InputError: A row is bad.
+            InputError: A row is bad, or the elements of a set are too large together.
         """
-        schema = rows.schema
-        for model, store in zip(self.models, self.stores, strict=True):
-            task = task_of(model, layout)
-            needed = rows.select(list(task.needed(schema)))
-            for table in task.batch_step(needed, first).tables:
+        try:
+            tables = self._tables(rows, layout, first)
+        except InputError:
+            if not layout.skip:
+                raise
+            rows = self._without_bad(rows, layout)
+            tables = self._tables(rows, layout, first)
+        for store, own in zip(self.stores, tables, strict=True):
+            for table in own:
                 store.add(table)
+        return rows
+
+    def _tables(
+        self, rows: pa.RecordBatch, layout: Layout, first: int
+    ) -> list[tuple[StateTable | RowTable, ...]]:
+        """Return the states of some rows, for each model."""
+        if not rows.num_rows:
+            return [() for _ in self.models]
+        found = []
+        for model in self.models:
+            task = task_of(model, layout)
+            needed = rows.select(list(task.needed(rows.schema)))
+            found.append(task.batch_step(needed, first).tables)
+        return found
+
+    def _without_bad(self, rows: pa.RecordBatch, layout: Layout) -> pa.RecordBatch:
+        """Return the rows that all models can absorb."""
+        good = np.ones(rows.num_rows, bool)
+        for model in self.models:
+            task = replace(task_of(model, layout), skip=True)
+            needed = rows.select(list(task.needed(rows.schema)))
+            for bad in task.batch_step(needed, 0).skipped:
+                good[bad.row] = False
+        return rows.filter(pa.array(good))
 
     def drain(self, model: LiveModel) -> Iterable[StateTable]:
         """Yield the states of all sets and buckets, for a model, as sorted tables.
@@ -147,6 +183,48 @@ class Absorber:
         """
         for table in self.stores[self.models.index(model)].drain():
             yield check_states(table)
+
+
+class Totals(NamedTuple):
+    """How many rows count, and how many do not."""
+
+    rows: int = 0
+    late: int = 0
+    deleted: int = 0
+    skipped: int = 0
+
+
+def absorb_pieces(
+    absorber: Absorber,
+    reader: RowReader,
+    pieces: Iterable[tuple[pa.RecordBatch, int]],
+    reading: Callable[[], AbstractContextManager[Transaction]],
+    sequence: int | None = None,
+) -> Totals:
+    """Absorb rows, some at a time, and return how many count.
+
+    Args:
+        absorber: What absorbs them.
+        reader: What has read them.
+        pieces: The rows, and the number of the first of each piece.
+        reading: Returns a context with a view of the store.
+        sequence: As for `admit`.
+    """
+    totals = Totals()
+    for rows, first in pieces:
+        with reading() as view:
+            found = admit(rows, reader.layout, view, horizon_of(view), sequence)
+        left = absorber.add(found.rows, reader.layout, first)
+        bad = found.rows.num_rows - left.num_rows
+        new = (left.num_rows, found.late, found.deleted, bad)
+        totals = Totals(*map(sum, zip(totals, new, strict=True)))
+    return totals._replace(skipped=totals.skipped + reader.skipped)
+
+
+def horizon_of(view: Transaction) -> int | None:
+    """Return the first bucket that has not expired; None if none has."""
+    found = view.settings().get("horizon")
+    return None if found is None else int(found)
 
 
 def check_states(table: StateTable) -> StateTable:

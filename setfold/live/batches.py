@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
-from setfold.errors import InputError
+from setfold.errors import BatchConflictError, InputError
 from setfold.files.columns import ColumnSpec
 from setfold.files.kinds import Frame
 from setfold.live.contents import ContentDigest
-from setfold.live.times import ONLY_BUCKET, buckets_of
+from setfold.live.times import ONLY_BUCKET, buckets_of, usable_times
 
 BUCKET = "setfold.bucket"  # a column that is added to the rows
 SMALL_ROWS = 1 << 16  # batches up to this size are kept in memory, and applied together
@@ -64,6 +65,69 @@ def _is_utf8(text: str) -> bool:
     return True
 
 
+class Offsets(NamedTuple):
+    """The identity of a batch of a source whose records are numbered: which of them it holds.
+
+    The store notes the number after the last one, together with the states, and takes a batch only
+    if it continues there. So no list of batches grows. `LiveSets.positions` returns where to go on.
+
+    Attributes:
+        source: Where the batch comes from, such as the name of a topic.
+        ranges: For each part of the source, such as a partition of the topic: the number of the
+            first record, and the number after the last.
+
+    >>> Offsets("clicks", {0: (120, 180)}).ranges[0]
+    (120, 180)
+    """
+
+    source: str
+    ranges: Mapping[int | str, tuple[int, int]]
+
+    def check(self) -> Offsets:
+        """Return the same, with texts for the parts.
+
+        Raises:
+            InputError: A range is not a range.
+        """
+        for part, (first, after) in self.ranges.items():
+            if not (type(first) is type(after) is int and 0 <= first < after):
+                raise InputError(
+                    f"the offsets of part {part} of {self.source} must be the first one and the one "
+                    f"after the last; got {first!r} and {after!r}."
+                )
+        if not self.ranges:
+            raise InputError(f"a batch of {self.source} must have offsets; got none.")
+        return Offsets(self.source, {str(part): own for part, own in self.ranges.items()})
+
+    def is_known(self, positions: Mapping[str, int]) -> bool:
+        """Whether a batch was applied before.
+
+        Args:
+            positions: For each part, the first offset that was not applied yet.
+
+        Raises:
+            BatchConflictError: The batch does not begin where the store goes on.
+        """
+        known = []
+        for part, (first, after) in self.ranges.items():
+            position = positions.get(str(part), first)
+            known.append(position >= after)
+            if position not in (first, after) and position < after:
+                raise self.conflict(str(part), position)
+        if any(known) and not all(known):
+            part = next(part for part, is_known in zip(self.ranges, known, strict=True) if is_known)
+            raise self.conflict(str(part), positions[str(part)])
+        return all(known)
+
+    def conflict(self, part: str, position: int) -> BatchConflictError:
+        """Return the error about a batch that does not begin where the store goes on."""
+        first, after = {str(name): own for name, own in self.ranges.items()}[part]
+        return BatchConflictError(
+            f"the store continues part {part} of {self.source} at {position}; got {first} to "
+            f"{after - 1}. Another process may have read it: continue at the stored position."
+        )
+
+
 class Applied(NamedTuple):
     """What became of a batch.
 
@@ -73,6 +137,7 @@ class Applied(NamedTuple):
         sets: The number of sets that they belong to.
         late: The number of rows that were dropped, because their bucket has expired.
         deleted: The number of rows that were dropped, because their set was deleted after them.
+        skipped: The number of bad rows that were skipped, if `skip_errors` was set.
     """
 
     status: Literal["applied", "duplicate"]
@@ -80,6 +145,7 @@ class Applied(NamedTuple):
     sets: int = 0
     late: int = 0
     deleted: int = 0
+    skipped: int = 0
 
 
 DUPLICATE = Applied("duplicate")
@@ -93,11 +159,13 @@ class Layout:
         columns: The columns that a user asks for.
         time: The column of the time; None for a store without buckets.
         bucket: The size of a bucket in microseconds; None for a store without buckets.
+        skip: Whether bad rows are skipped.
     """
 
     columns: ColumnSpec
     time: str | None
     bucket: int | None
+    skip: bool = False
 
     def __post_init__(self) -> None:
         if not self.columns.set_names:
@@ -121,7 +189,9 @@ class Layout:
             parsed: Whether the model reads its own columns.
         """
         columns = replace(self.columns, set=(*self.columns.set_names, BUCKET))
-        if parsed or self.time is None or columns.features is not None:
+        if parsed:  # the features are for the other models
+            return replace(columns, features=None, excluded=())
+        if self.time is None or columns.features is not None:
             return columns
         return replace(columns, excluded=(*columns.excluded, self.time))
 
@@ -138,6 +208,15 @@ class Layout:
             buckets = buckets_of(batch[self.time], self.bucket, self.time, first)
         return batch.append_column(BUCKET, buckets)
 
+    def usable(self, batch: pa.RecordBatch) -> np.ndarray:
+        """Return which rows have a set id and a time, (N,)."""
+        found = np.ones(batch.num_rows, bool)
+        for name in self.columns.set_names:
+            found &= batch[name].is_valid().to_numpy(zero_copy_only=False)
+        if self.time is not None:
+            found &= usable_times(batch[self.time], self.time)
+        return found
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -148,14 +227,14 @@ class Batch:
         digest: A digest of its rows.
         layout: How the rows are read.
         rows: The rows, with their buckets.
-        types: The types of the columns of a set id.
+        skipped: The number of rows that were skipped.
     """
 
-    identity: Identity
+    identity: Identity | Offsets
     digest: bytes
     layout: Layout
     rows: pa.RecordBatch
-    types: tuple[str, ...]
+    skipped: int = 0
 
 
 @dataclass
@@ -172,6 +251,7 @@ class RowReader:
     names: list[str]
     layout: Layout
     first: int = 0
+    skipped: int = 0
     digest: ContentDigest = field(init=False)
 
     def __post_init__(self) -> None:
@@ -182,5 +262,9 @@ class RowReader:
         """Yield rows, and the number of the first of them."""
         for batch in self.frame.batches(self.names):
             self.digest.add(batch)
+            read = batch.num_rows
+            if self.layout.skip and not (usable := self.layout.usable(batch)).all():
+                batch = batch.filter(pa.array(usable))
+                self.skipped += read - batch.num_rows
             yield self.layout.with_buckets(batch, self.first), self.first
-            self.first += batch.num_rows
+            self.first += read

@@ -9,10 +9,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 DIGEST_BYTES = 16
+NAME_BYTES, VALUE_BYTES = 4, 8  # of an entry for a column
+ENTRY_BYTES = NAME_BYTES + VALUE_BYTES
 
 
 class ContentDigest:
     """A digest of the rows of a table. It does not depend on how they are divided into batches.
+
+    It has an entry for each column. So rows are recognized when a model is added that reads more
+    columns than those before: see `agree`.
 
     Args:
         schema: The columns.
@@ -29,7 +34,7 @@ class ContentDigest:
 
     def __init__(self, schema: pa.Schema) -> None:
         self.rows = 0
-        self.names = [f"{field.name}: {_plain(field.type)}" for field in schema]
+        self.fields = [(field.name, _plain(field.type)) for field in schema]
         self.columns: list[list[hashlib.blake2b]] = [[] for _ in schema]
 
     def add(self, batch: pa.RecordBatch) -> None:
@@ -43,12 +48,36 @@ class ContentDigest:
 
     def result(self) -> bytes:
         """Return the digest of all rows so far."""
-        whole = hashlib.blake2b(repr((self.rows, self.names)).encode(), digest_size=DIGEST_BYTES)
-        for hashes in self.columns:
-            whole.update(len(hashes).to_bytes(2, "little"))
+        entries = []
+        for (name, kind), hashes in zip(self.fields, self.columns, strict=True):
+            value = hashlib.blake2b(repr((self.rows, kind)).encode(), digest_size=VALUE_BYTES)
             for one in hashes:
-                whole.update(one.digest())
-        return whole.digest()
+                value.update(one.digest())
+            head = hashlib.blake2b(name.encode(), digest_size=NAME_BYTES).digest()
+            entries.append(head + value.digest())
+        return b"".join(sorted(entries))
+
+
+def agree(one: bytes, other: bytes) -> bool:
+    """Whether two digests are of the same rows, as far as both have read the same columns.
+
+    >>> def digest(**columns):
+    ...     batch = pa.record_batch(columns)
+    ...     found = ContentDigest(batch.schema)
+    ...     found.add(batch)
+    ...     return found.result()
+    >>> rows = {"user": ["a", "b"], "x": [1, 2]}
+    >>> agree(digest(**rows), digest(**rows, y=[3, 4])), agree(digest(**rows), digest(x=[1, 3]))
+    (True, False)
+    """
+    left, right = _entries(one), _entries(other)
+    common = left.keys() & right.keys()
+    return bool(common) and all(left[name] == right[name] for name in common)
+
+
+def _entries(digest: bytes) -> dict[bytes, bytes]:
+    parts = [digest[n : n + ENTRY_BYTES] for n in range(0, len(digest), ENTRY_BYTES)]
+    return {part[:NAME_BYTES]: part[NAME_BYTES:] for part in parts}
 
 
 def digest_of_file(path: Path) -> bytes:

@@ -4,6 +4,7 @@
     models      each with its weights; one of them is active, all are updated
     states      the state of each set, in each bucket of time, for each model
     batches     which batches were applied, and a digest of their rows
+    fills       which batches were applied to one model only, after it was added
     positions   for sources with offsets: the first one that was not applied yet
     deletions   which sets were deleted, and when
 
@@ -54,12 +55,13 @@ class ModelRow(NamedTuple):
 
 
 class BatchRow(NamedTuple):
-    """A batch that was applied."""
+    """A batch that was applied: which, with which rows, after which others, and when."""
 
     source: str
     key: str
     digest: bytes
     sequence: int
+    at: int  # microseconds since 1970
 
 
 class Deletion(NamedTuple):
@@ -164,11 +166,23 @@ class Transaction(ABC):
         return [ModelRow(n, digest, bytes(c), bool(a), since) for n, digest, c, a, since in rows]
 
     def add_model(self, model: ModelRow) -> None:
-        """Add a model."""
+        """Add a model, without states."""
         self.run(
             "INSERT INTO models (number, digest, content, active, since) VALUES (?, ?, ?, ?, ?)",
             (model.number, model.digest, model.content, int(model.active), model.since),
         )
+
+    def copy_states(self, model: int, to: int) -> None:
+        """Give a model the states of another one, whose states would be the same."""
+        for table, columns in (
+            ("states", "name, bucket, count, checksum, state"),
+            ("fills", "source, key"),
+        ):
+            self.run(
+                f"INSERT INTO {table} (model, {columns}) SELECT ?, {columns} FROM {table} "
+                "WHERE model = ?",
+                (to, model),
+            )
 
     def activate(self, number: int) -> None:
         """Let a model be the active one."""
@@ -186,10 +200,11 @@ class Transaction(ABC):
         found = {}
         for key in keys:
             for row in self.run(
-                "SELECT source, key, digest, sequence FROM batches WHERE source = ? AND key = ?",
+                "SELECT source, key, digest, sequence, at FROM batches "
+                "WHERE source = ? AND key = ?",
                 key,
             ):
-                found[key] = BatchRow(row[0], row[1], bytes(row[2]), row[3])
+                found[key] = BatchRow(row[0], row[1], bytes(row[2]), row[3], row[4])
         return found
 
     def add_batches(self, rows: Iterable[BatchRow]) -> int:
@@ -198,36 +213,49 @@ class Transaction(ABC):
         A transaction that notes the same batch waits until this one ends.
         """
         return self.run_many(
-            "INSERT INTO batches (source, key, digest, sequence) VALUES (?, ?, ?, ?) "
+            "INSERT INTO batches (source, key, digest, sequence, at) VALUES (?, ?, ?, ?, ?) "
             "ON CONFLICT DO NOTHING",
             sorted(rows),  # so that two that note the same ones never wait for each other
         )
 
-    def is_filled(self, model: int, source: str, key: str) -> bool:
-        """Whether a batch was applied to one model only, afterwards."""
-        return bool(
-            self.run(
-                "SELECT 1 FROM fills WHERE model = ? AND source = ? AND key = ?",
-                (model, source, key),
-            )
-        )
+    def keys_of(self, source: str) -> list[str]:
+        """Return which batches of a source were applied."""
+        return [key for (key,) in self.run("SELECT key FROM batches WHERE source = ?", (source,))]
+
+    def filled(self, source: str, key: str) -> frozenset[int]:
+        """Return to which models a batch was applied alone, after they were added."""
+        rows = self.run("SELECT model FROM fills WHERE source = ? AND key = ?", (source, key))
+        return frozenset(number for (number,) in rows)
 
     def add_fill(self, model: int, source: str, key: str) -> None:
         """Note that a batch was applied to one model only, afterwards."""
         self.run("INSERT INTO fills (model, source, key) VALUES (?, ?, ?)", (model, source, key))
 
-    def position(self, source: str, part: str) -> int | None:
-        """Return the first offset that was not applied yet; None before the first update."""
-        rows = self.run("SELECT next FROM positions WHERE source = ? AND part = ?", (source, part))
-        return rows[0][0] if rows else None
+    def positions(self, source: str) -> dict[str, int]:
+        """Return, for each part of a source, the first offset that was not applied yet."""
+        return dict(self.run("SELECT part, next FROM positions WHERE source = ?", (source,)))
 
-    def set_position(self, source: str, part: str, offset: int) -> None:
-        """Note that all offsets before one were applied."""
-        self.run(
-            "INSERT INTO positions (source, part, next) VALUES (?, ?, ?) "
-            "ON CONFLICT (source, part) DO UPDATE SET next = excluded.next",
-            (source, part, offset),
+    def move_position(self, source: str, part: str, offsets: tuple[int, int], at: int) -> bool:
+        """Note that the offsets from a first one on were applied, before the second one.
+
+        Returns:
+            False if other offsets were applied last, so that nothing was noted.
+        """
+        first, after = offsets
+        return bool(
+            self.run(
+                "INSERT INTO positions (source, part, next, at) VALUES (?, ?, ?, ?) "
+                "ON CONFLICT (source, part) DO UPDATE SET next = excluded.next, at = excluded.at "
+                "WHERE positions.next = ? RETURNING next",
+                (source, part, after, at, first),
+            )
         )
+
+    def count_updates(self) -> tuple[int, int | None]:
+        """Return the number of batches, and when the last update was; None if there was none."""
+        ((count, last),) = self.run("SELECT COUNT(*), MAX(at) FROM batches")
+        ((moved,),) = self.run("SELECT MAX(at) FROM positions")
+        return int(count), max((at for at in (last, moved) if at is not None), default=None)
 
     # ---- states ----------------------------------------------------------------------------
 
@@ -245,6 +273,13 @@ class Transaction(ABC):
     @abstractmethod
     def put(self, model: int, rows: Sequence[StateRow]) -> None:
         """Write states that `fetch` has locked."""
+
+    def drop(self, model: int, keys: Sequence[tuple[bytes, int]]) -> None:
+        """Delete states that `fetch` has locked."""
+        self.run_many(
+            "DELETE FROM states WHERE model = ? AND name = ? AND bucket = ?",
+            [(model, *key) for key in keys],
+        )
 
     def of_sets(self, model: int, names: Sequence[bytes], since: int | None) -> list[StateRow]:
         """Return the states of some sets, in all buckets or in those since one."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from copy import copy
 from functools import cached_property, lru_cache
 from pathlib import Path
 
@@ -42,6 +43,12 @@ class LiveModel:
         """The number of the model in the store."""
         return self.row.number
 
+    def as_row(self, row: ModelRow) -> LiveModel:
+        """Return the same model after its row has changed."""
+        found = copy(self)
+        found.row = row
+        return found
+
     @cached_property
     def readers(self) -> dict[bool, StreamingSetEncoder]:
         """What reads states out: with the head of the model, or without it."""
@@ -67,22 +74,29 @@ def new_row(number: int, encoder: StreamingSetEncoder, *, active: bool, since: i
 
 
 def open_models(
-    rows: Iterable[ModelRow], given: StreamingSetEncoder | None, allow: Iterable[str]
+    rows: Sequence[ModelRow],
+    given: StreamingSetEncoder | None,
+    allow: Iterable[str],
+    before: Sequence[LiveModel] = (),
 ) -> list[LiveModel]:
     """Return the models of a store, the active one first.
 
     Args:
-        rows: The models in the database.
-        given: The active model, if the user has passed it.
+        rows: The models in the database, the active one first.
+        given: The model that was active when the user has passed it.
         allow: Import paths of own classes that the models may use.
+        before: The models that were opened before; those that are still there are kept.
 
     Raises:
         StateMismatchError: The model that was passed is not the active one.
         DescriptionError: A model cannot be loaded.
     """
+    known = {_key(model.row): model for model in before}
     found = []
     for row in rows:
-        if row.active and given is not None:
+        if _key(row) in known:
+            found.append(known[_key(row)].as_row(row))
+        elif given is not None and row.active and not before:
             found.append(LiveModel(row, given))
         elif not row.content:
             raise DescriptionError(
@@ -92,3 +106,8 @@ def open_models(
         else:
             found.append(LiveModel(row, prepare_encoder(model_from_bytes(row.content, allow))))
     return found
+
+
+def _key(row: ModelRow) -> tuple[int, str, bytes]:
+    """Return what stays the same when another model becomes active."""
+    return row.number, row.digest, row.content

@@ -76,7 +76,7 @@ DELETE FROM states AS s USING unnest(%s::bytea[], %s::bigint[]) AS k (name, buck
     WHERE s.model = %s AND s.name = k.name AND s.bucket = k.bucket
 """
 BATCHES = """
-SELECT source, key, digest, sequence FROM batches
+SELECT source, key, digest, sequence, at FROM batches
     JOIN unnest(%s::text[], %s::text[]) AS k (source, key) USING (source, key)
 """
 Connection = psycopg.Connection[tuple[Any, ...]]

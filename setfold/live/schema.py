@@ -10,11 +10,11 @@ CREATE TABLE states (model INTEGER NOT NULL, name BLOB NOT NULL, bucket INTEGER 
     count INTEGER NOT NULL, checksum BLOB NOT NULL, state BLOB NOT NULL);
 CREATE UNIQUE INDEX states_of_sets ON states (model, name, bucket);
 CREATE TABLE batches (source TEXT NOT NULL, key TEXT NOT NULL, digest BLOB NOT NULL,
-    sequence INTEGER NOT NULL, PRIMARY KEY (source, key)) WITHOUT ROWID;
-CREATE TABLE fills (model INTEGER NOT NULL, source TEXT NOT NULL, key TEXT NOT NULL,
-    PRIMARY KEY (model, source, key)) WITHOUT ROWID;
+    sequence INTEGER NOT NULL, at INTEGER NOT NULL, PRIMARY KEY (source, key)) WITHOUT ROWID;
+CREATE TABLE fills (source TEXT NOT NULL, key TEXT NOT NULL, model INTEGER NOT NULL,
+    PRIMARY KEY (source, key, model)) WITHOUT ROWID;
 CREATE TABLE positions (source TEXT NOT NULL, part TEXT NOT NULL, next INTEGER NOT NULL,
-    PRIMARY KEY (source, part)) WITHOUT ROWID;
+    at INTEGER NOT NULL, PRIMARY KEY (source, part)) WITHOUT ROWID;
 CREATE TABLE deletions (name BLOB PRIMARY KEY, sequence INTEGER NOT NULL, at INTEGER NOT NULL)
     WITHOUT ROWID;
 """

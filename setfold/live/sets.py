@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from itertools import chain, groupby, islice
-from typing import Any, NamedTuple, TypeAlias
+from itertools import chain, islice
+from typing import NamedTuple
 
 import pyarrow as pa
 import torch
@@ -14,13 +13,18 @@ from torch import Tensor
 
 from setfold.core.arguments import checked
 from setfold.core.encoder import StreamingSetEncoder
-from setfold.errors import BatchConflictError, InputError, StoreError
-from setfold.files.ids import TYPES, pack
-from setfold.files.kinds import open_frame
+from setfold.errors import InputError, StoreError
+from setfold.files.kinds import Frame, open_frame
 from setfold.files.request import make_columns
-from setfold.files.tables.table import StateTable, merged
+from setfold.files.tables.table import StateTable
 from setfold.live import times
-from setfold.live.absorb import absorbing, admit, check_states, names_of, needed_columns
+from setfold.live.absorb import (
+    absorb_pieces,
+    absorbing,
+    admit,
+    horizon_of,
+    names_of,
+)
 from setfold.live.batches import (
     DUPLICATE,
     SMALL_ROWS,
@@ -28,50 +32,56 @@ from setfold.live.batches import (
     Batch,
     Identity,
     Layout,
+    Offsets,
     RowReader,
 )
 from setfold.live.commit import GroupCommit
-from setfold.live.database import (
-    BatchRow,
-    Database,
-    Deletion,
-    StateRow,
-    Transaction,
+from setfold.live.database import Database, Deletion, StateRow
+from setfold.live.export import Exporting
+from setfold.live.imports import Importing
+from setfold.live.ledger import (
+    ChangedError,
+    busy_error,
+    is_known,
+    models_without,
+    note,
+    sort_out,
 )
-from setfold.live.models import LiveModel, open_models
+from setfold.live.merging import table_of_sets, write_states
+from setfold.live.models import LiveModel
+from setfold.live.names import Names, SetIds
+from setfold.live.removal import Removing
+from setfold.live.reports import Reporting
 from setfold.live.retry import InterruptedTransactionError, repeated
 from setfold.live.states import split_key
-from setfold.live.times import first_bucket, parse_duration
+from setfold.live.times import first_bucket
+from setfold.live.upgrade import Upgrading
 
 GROUP = 1024  # batches of one transaction
 TRIES = 10  # how often an update is prepared, if the store changes meanwhile
-AT_ONCE = 4096  # states that are read at a time
-Names: TypeAlias = Sequence[Any] | pa.Array | pa.ChunkedArray
 
 
-class _Prepared(NamedTuple):
+class Prepared(NamedTuple):
     """What an update is about to write.
 
     Attributes:
         epoch: The epoch in which it was prepared.
         results: The results of batches that were applied before.
         applied: What will become of the others, by number.
-        models: The models.
-        tables: The states of the rows, for each model.
+        all_models: The models of the store, the active one first.
+        models: Those that the batches are not in yet.
+        tables: The states of the rows, for each of these models.
     """
 
     epoch: int
     results: list[Applied | Exception]
     applied: dict[int, Applied]
+    all_models: list[LiveModel]
     models: list[LiveModel]
     tables: list[list[StateTable]]
 
 
-class _StaleError(Exception):
-    """The store has changed since an update was prepared."""
-
-
-class LiveSets:
+class LiveSets(Upgrading, Removing, Exporting, Importing, Reporting):
     """The sets of a store. `setfold.live.open` returns it.
 
     It can be used by several threads, and a store by several processes at the same time.
@@ -88,33 +98,8 @@ class LiveSets:
         given: StreamingSetEncoder | None = None,
         allow: Iterable[str] = (),
     ) -> None:
-        self.database, self.given, self.allow = database, given, tuple(allow)
+        super().__init__(database, given, allow)
         self.group: GroupCommit[Batch, Applied] = GroupCommit(self._apply, GROUP)
-        self.loaded: tuple[int, list[LiveModel]] = (-1, [])  # the models, and their epoch
-        with database.reading() as view:
-            self._refresh(view)
-            settings = view.settings()
-        self.bucket = int(settings["bucket"]) if "bucket" in settings else None
-        self.window = int(settings["window"]) if "window" in settings else None
-
-    def __enter__(self) -> LiveSets:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the connections to the database."""
-        self.database.close()
-
-    @property
-    def model(self) -> StreamingSetEncoder:
-        """The active model."""
-        return repeated(self._current_models)[0].encoder
-
-    def _current_models(self) -> list[LiveModel]:
-        with self.database.reading() as view:
-            return self._refresh(view)
 
     # ---- updates ---------------------------------------------------------------------------
 
@@ -124,9 +109,10 @@ class LiveSets:
         rows: object,
         *,
         set: str | Sequence[str],
-        batch: Sequence[str | int],
+        batch: Sequence[str | int] | Offsets,
         features: str | Sequence[str] | None = None,
         time: str | None = None,
+        skip_errors: bool = False,
     ) -> Applied:
         """Add rows to their sets, once: a batch that was applied before changes nothing.
 
@@ -138,28 +124,31 @@ class LiveSets:
                 `setfold.encode_frame` takes.
             set: The column that holds the set id of each row, or several.
             batch: The identity of the batch: a source, and what identifies a batch of it, such as
-                ("orders", 17).
+                ("orders", 17); or `Offsets`, if the source numbers its records.
             features: The columns to encode, as for `setfold.encode_frame`.
             time: The column that holds the time of each row, if the store has buckets: timestamps,
-                dates, or seconds since 1970.
+                dates, text such as "2026-07-01T12:00:00Z", or seconds since 1970.
+            skip_errors: Whether to skip and count bad rows, instead of raising an error.
 
         Raises:
             InputError: A row is bad, or a column is missing.
             BatchConflictError: The batch was applied before, with other rows.
             StoreError: The database cannot be used.
         """
-        identity = Identity.of(batch)
-        layout = Layout(make_columns(set, features, False, None), time, self.bucket)
-        frame = open_frame(rows, SMALL_ROWS, "update: rows")
-        models = repeated(self._current_models)
-        frame.check([*layout.columns.set_names, *layout.columns.named])
-        reader = RowReader(frame, needed_columns(models, layout, frame.schema), layout)
+        identity = batch.check() if isinstance(batch, Offsets) else Identity.of(batch)
+        columns = make_columns(set, features, False, None)
+        layout = Layout(columns, time, self.bucket, skip_errors)
+        return self._update(open_frame(rows, SMALL_ROWS, "update: rows"), identity, layout)
+
+    def _update(self, frame: Frame, identity: Identity | Offsets, layout: Layout) -> Applied:
+        """Add the rows of a frame to their sets."""
+        reader = self._read(frame, repeated(self._current_models), layout)
         stream = iter(reader)
         pieces = list(islice(stream, 2))
         if len(pieces) != 1:
             return self._apply_large(identity, reader, chain(pieces, stream))
-        digest, types = reader.digest.result(), _types_of(layout, frame.schema)
-        return self.group.submit(Batch(identity, digest, layout, pieces[0][0], types))
+        digest = reader.digest.result()
+        return self.group.submit(Batch(identity, digest, layout, pieces[0][0], reader.skipped))
 
     def _apply(self, batches: Sequence[Batch]) -> Sequence[Applied | Exception]:
         """Apply small batches in one transaction; those that fail do not affect the others."""
@@ -179,101 +168,122 @@ class LiveSets:
         """Apply batches; `done` collects what became of them, by sequence number."""
         for _ in range(TRIES):
             prepared = self._prepare(batches, done)
+            if prepared is None:
+                return [result for batch in batches for result in self._apply([batch])]
             try:
                 if prepared.applied:
                     self._write(batches, prepared, done)
-            except _StaleError:
+            except ChangedError:
                 continue
             for number, applied in prepared.applied.items():
                 prepared.results[number] = applied
             return prepared.results
-        raise _busy_error(self.database)
+        raise busy_error(self.database)
 
-    def _prepare(self, batches: Sequence[Batch], done: dict[int, Applied]) -> _Prepared:
-        """Compute the states of the rows of those batches that were not applied before."""
+    def _prepare(self, batches: Sequence[Batch], done: Mapping[int, Applied]) -> Prepared | None:
+        """Compute the states of the rows of those batches that were not applied before.
+
+        Returns:
+            None if some batches are in some models already, so that each must be applied alone.
+        """
         with self.database.reading() as view:
-            epoch, models, horizon = view.epoch(), self._refresh(view), _horizon(view)
-            results, fresh = _sort_out(view, batches, done)
+            epoch, all_models, horizon = view.epoch(), self._refresh(view), horizon_of(view)
+            results, fresh = sort_out(view, batches, done)
+            models = models_without(view, all_models, [batches[n].identity for n in fresh])
             admitted = {
                 number: admit(batches[number].rows, batches[number].layout, view, horizon)
                 for number in fresh
             }
+        if len(models) < len(all_models) and len(batches) > 1:
+            return None
+        applied = {}
         with absorbing(models) as absorber:
             for number, found in admitted.items():
-                if found.rows.num_rows:
-                    absorber.add(found.rows, batches[number].layout)
+                left = absorber.add(found.rows, batches[number].layout)
+                applied[number] = Applied(
+                    "applied" if all_models[0] in models else "duplicate",
+                    left.num_rows,
+                    len(names_of(left, batches[number].layout).unique()),
+                    found.late,
+                    found.deleted,
+                    batches[number].skipped + found.rows.num_rows - left.num_rows,
+                )
             tables = [list(absorber.drain(model)) for model in models]
-        applied = {}
-        for number, (left, late, deleted) in admitted.items():
-            sets = len(names_of(left, batches[number].layout).unique())
-            applied[number] = Applied("applied", left.num_rows, sets, late, deleted)
-        return _Prepared(epoch, results, applied, models, tables)
+        return Prepared(epoch, results, applied, all_models, models, tables)
 
     def _write(
-        self, batches: Sequence[Batch], prepared: _Prepared, done: dict[int, Applied]
+        self, batches: Sequence[Batch], prepared: Prepared, done: dict[int, Applied]
     ) -> None:
         """Apply what was prepared, in one transaction.
 
         Raises:
-            _StaleError: The store has changed meanwhile.
+            ChangedError: The store has changed meanwhile.
         """
         fresh = [batches[number] for number in prepared.applied]
+        identities = [batch.identity for batch in fresh]
         with self.database.writing() as transaction:
-            if transaction.epoch() != prepared.epoch:
-                raise _StaleError
-            for types in {batch.types for batch in fresh}:
-                _check_types(transaction, types)
-            sequences = transaction.next_sequences(len(fresh))
-            done |= dict(zip(sequences, prepared.applied.values(), strict=True))
-            _note(transaction, fresh, sequences)
-            for model, tables in zip(prepared.models, prepared.tables, strict=True):
+            models = models_without(transaction, prepared.all_models, identities)
+            if transaction.epoch() != prepared.epoch or models != prepared.models:
+                raise busy_error(self.database)
+            for ids in {SetIds.in_rows(batch.layout, batch.rows.schema) for batch in fresh}:
+                ids.check(transaction)
+            sequences = note(transaction, [(batch.identity, batch.digest) for batch in fresh])
+            for sequence, applied in zip(sequences, prepared.applied.values(), strict=True):
+                if sequence is not None:
+                    done[sequence] = applied
+            for model, tables in zip(models, prepared.tables, strict=True):
                 write_states(transaction, model, tables)
 
     def _apply_large(
         self,
-        identity: Identity,
+        identity: Identity | Offsets,
         reader: RowReader,
         pieces: Iterable[tuple[pa.RecordBatch, int]],
     ) -> Applied:
         """Apply a batch whose rows are absorbed one part after the other."""
-        late = deleted = left = 0
-        layout, names = reader.layout, dict[bytes, None]()
+        names = dict[bytes, None]()
         with self.database.reading() as view:
-            epoch, models, horizon = view.epoch(), self._refresh(view), _horizon(view)
+            epoch, models = view.epoch(), self._refresh(view)
         with absorbing(models) as absorber:
-            for rows, first in pieces:
-                with self.database.reading() as view:
-                    found = admit(rows, layout, view, horizon)
-                late, deleted = late + found.late, deleted + found.deleted
-                left += found.rows.num_rows
-                if found.rows.num_rows:
-                    absorber.add(found.rows, layout, first)
-            digest, sequence = reader.digest.result(), -1
+            totals = absorb_pieces(absorber, reader, pieces, self.database.reading)
+            digest, sequence = reader.digest.result(), None
+            wanted: list[LiveModel] = []
             try:
                 with self.database.writing(alone=True) as transaction:
-                    known = transaction.find_batches([identity]).get(identity)
-                    if known is not None:
-                        _check_digest(known, digest)
+                    if is_known(transaction, identity, digest):
                         return DUPLICATE
                     if transaction.epoch() != epoch:
-                        raise _busy_error(self.database)
-                    _check_types(transaction, _types_of(layout, reader.frame.schema))
-                    sequence = transaction.next_sequence()
-                    transaction.add_batches([BatchRow(*identity, digest, sequence)])
-                    for model in models:
+                        raise busy_error(self.database)
+                    SetIds.in_rows(reader.layout, reader.frame.schema).check(transaction)
+                    (sequence,) = note(transaction, [(identity, digest)])
+                    wanted = models_without(transaction, models, [identity])
+                    for model in wanted:
                         for table in absorber.drain(model):
                             write_states(transaction, model, [table])
                             names |= dict.fromkeys(split_key(k)[0] for k in table.sets.to_pylist())
             except InterruptedTransactionError as error:
                 if not error.is_unknown or not self._has(identity, sequence):
                     raise
-        return Applied("applied", left, len(names), late, deleted)
+        rows, late, deleted, skipped = totals
+        found = Applied("applied", rows, len(names), late, deleted, skipped)
+        return found if models[0] in wanted else found._replace(status="duplicate")
 
-    def _has(self, identity: Identity, sequence: int) -> bool:
-        """Whether a batch was applied with this sequence number."""
+    def _has(self, identity: Identity | Offsets, sequence: int | None) -> bool:
+        """Whether a batch was applied, with this sequence number if it has one."""
         with self.database.reading() as view:
+            if isinstance(identity, Offsets):
+                return identity.is_known(view.positions(identity.source))
             known = view.find_batches([identity]).get(identity)
         return known is not None and known.sequence == sequence
+
+    @checked
+    def positions(self, source: str) -> dict[str, int]:
+        """Return where each part of a source with offsets continues: see `Offsets`."""
+        return repeated(lambda: self._positions(source))
+
+    def _positions(self, source: str) -> dict[str, int]:
+        with self.database.reading() as view:
+            return view.positions(source)
 
     # ---- reading ---------------------------------------------------------------------------
 
@@ -289,7 +299,7 @@ class LiveSets:
                 of the present is the last one.
             head: Whether to apply the head of the model.
         """
-        model, wanted, rows = repeated(lambda: self._read(names, last))
+        model, wanted, rows = repeated(lambda: self._find(names, last))
         encoder = model.readers[head]
         empty = encoder.readout(encoder.initial_state(1)).cpu()
         if not rows:
@@ -303,34 +313,20 @@ class LiveSets:
     @checked
     def count(self, names: Names, *, last: str | None = None) -> list[int]:
         """Return the number of elements of some sets; the arguments are those of `encode`."""
-        _, wanted, rows = repeated(lambda: self._read(names, last))
+        _, wanted, rows = repeated(lambda: self._find(names, last))
         counts: dict[bytes, int] = {}
         for row in rows:
             counts[row.name] = counts.get(row.name, 0) + row.count
         return [counts.get(name, 0) for name in wanted]
 
-    def _read(
+    def _find(
         self, names: Names, last: str | None
     ) -> tuple[LiveModel, list[bytes], list[StateRow]]:
         """Return the active model, and sets as they are in the database, with their states."""
         with self.database.reading() as view:
             model, wanted = self._refresh(view)[0], self._pack(view, names)
-            return (
-                model,
-                wanted,
-                view.of_sets(model.number, list(dict.fromkeys(wanted)), self._since(last)),
-            )
-
-    def _since(self, last: str | None) -> int | None:
-        """Return the first bucket of the last hours or days; None for all buckets."""
-        if last is None:
-            return None
-        if self.bucket is None:
-            raise InputError(
-                f"the store has no buckets, so it cannot read the last {last}. Create a store with "
-                "buckets."
-            )
-        return first_bucket(parse_duration(last), self.bucket, times.now())
+            distinct = list(dict.fromkeys(wanted))
+            return model, wanted, view.of_sets(model.number, distinct, self._since(last))
 
     # ---- deletion --------------------------------------------------------------------------
 
@@ -366,172 +362,8 @@ class LiveSets:
 
     def _expire(self, horizon: int) -> int:
         with self.database.writing(alone=True) as transaction:
-            horizon = max(horizon, _horizon(transaction) or horizon)
+            horizon = max(horizon, horizon_of(transaction) or horizon)
             count = transaction.expire(horizon)
             transaction.set("horizon", str(horizon))
             transaction.begin_epoch()
         return count
-
-    # ---- helpers ---------------------------------------------------------------------------
-
-    def _refresh(self, view: Transaction) -> list[LiveModel]:
-        """Return the models, the active one first; they are loaded again if they have changed."""
-        epoch, (known, models) = view.epoch(), self.loaded
-        if epoch != known:
-            rows = view.models()
-            if [model.row for model in models] != rows:
-                models = open_models(rows, self.given, self.allow)
-            self.loaded = epoch, models
-        return models
-
-    def _pack(self, view: Transaction, names: Names) -> list[bytes]:
-        """Return names of sets as they are in the database."""
-        stored = view.settings().get("ids")
-        if stored is None:  # nothing was ever added
-            return [b""] * len(names)
-        return pack_names(names, [TYPES[kind] for kind in json.loads(stored)])
-
-
-def pack_names(names: Names, types: Sequence[pa.DataType]) -> list[bytes]:
-    """Return set ids as bytes.
-
-    Raises:
-        InputError: They do not have these types.
-
-    >>> pack_names(["ann"], [pa.large_string()]) == pack_names([("ann",)], [pa.large_string()])
-    True
-    """
-    if isinstance(names, str | bytes):
-        raise InputError(f"expected a list of set ids; got {names!r:.60}. Put it in a list.")
-    several = [name if isinstance(name, tuple) else (name,) for name in _values(names)]
-    if any(len(name) != len(types) for name in several):
-        raise InputError(
-            f"a set id of this store has {len(types)} columns; got {several[0]!r:.60}. Pass tuples."
-        )
-    if not several:
-        return []
-    try:
-        columns = [
-            _typed(values, kind)
-            for values, kind in zip(zip(*several, strict=True), types, strict=True)
-        ]
-        if any(column.null_count for column in columns):
-            raise ValueError("an id is missing")
-    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
-        raise InputError(
-            f"set ids of this store are {', '.join(map(str, types))}; got {several[0]!r:.60} "
-            f"({error})."
-        ) from error
-    return pack(columns).to_pylist()
-
-
-def _typed(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Return values of a type, or of one that can be cast to it."""
-    try:
-        return pa.array(values, kind)
-    except (pa.ArrowException, TypeError):
-        return pa.array(values).cast(kind)
-
-
-def _values(names: Names) -> list[Any]:
-    return names.to_pylist() if isinstance(names, pa.Array | pa.ChunkedArray) else list(names)
-
-
-def write_states(transaction: Transaction, model: LiveModel, tables: Iterable[StateTable]) -> None:
-    """Merge tables of states, sorted by key, into the states of a model.
-
-    Raises:
-        NonFiniteError: The state of a set overflows.
-    """
-    for table in tables:
-        keys = [split_key(key) for key in table.sets.to_pylist()]
-        rows = transaction.fetch(model.number, keys)
-        if rows:
-            table = check_states(merged([model.codec.to_table(rows), table]))
-        transaction.put(model.number, model.codec.to_rows(table))
-
-
-def table_of_sets(model: LiveModel, rows: Sequence[StateRow]) -> StateTable:
-    """Return the states of sets, merged over their buckets; the rows of a set are consecutive."""
-    layers: list[list[StateRow]] = []  # each lists a set once
-    for _, own in groupby(rows, key=lambda row: row.name):
-        for number, row in enumerate(own):
-            if number == len(layers):
-                layers.append([])
-            layers[number].append(row)
-    tables = []
-    for layer in layers:
-        table = model.codec.to_table(layer)
-        table.sets = pa.array([row.name for row in layer], pa.large_binary())
-        tables.append(table)
-    return merged(tables)
-
-
-def _sort_out(
-    view: Transaction, batches: Sequence[Batch], done: Mapping[int, Applied]
-) -> tuple[list[Applied | Exception], list[int]]:
-    """Return a result for each batch that was applied before, and the numbers of the others."""
-    known = view.find_batches([batch.identity for batch in batches])
-    results: list[Applied | Exception] = [DUPLICATE] * len(batches)
-    fresh: list[int] = []
-    for number, batch in enumerate(batches):
-        row = known.get(batch.identity)
-        if row is None:
-            known[batch.identity] = BatchRow(*batch.identity, batch.digest, 0)
-            fresh.append(number)
-            continue
-        try:
-            _check_digest(row, batch.digest)
-            results[number] = done.get(row.sequence, DUPLICATE)
-        except BatchConflictError as error:
-            results[number] = error
-    return results, fresh
-
-
-def _note(transaction: Transaction, batches: Sequence[Batch], sequences: Sequence[int]) -> None:
-    """Note that batches are applied.
-
-    Raises:
-        _StaleError: One of them was applied meanwhile.
-    """
-    numbered = zip(batches, sequences, strict=True)
-    rows = [BatchRow(*batch.identity, batch.digest, number) for batch, number in numbered]
-    if transaction.add_batches(rows) != len(rows):
-        raise _StaleError
-
-
-def _check_digest(row: BatchRow, digest: bytes) -> None:
-    if row.digest != digest:
-        raise BatchConflictError(
-            f"the batch {row.key} of {row.source} was applied before, with other rows. Give new "
-            "rows an identity of their own."
-        )
-
-
-def _types_of(layout: Layout, schema: pa.Schema) -> tuple[str, ...]:
-    """Return the types of the columns of a set id, as the store keeps them."""
-    columns = layout.columns
-    return tuple(str(columns.column_type(name, schema)) for name in columns.set_names)
-
-
-def _check_types(transaction: Transaction, types: tuple[str, ...]) -> None:
-    """Raise InputError unless set ids have the types of those before."""
-    stored = transaction.set_once("ids", json.dumps(types))
-    if json.loads(stored) != [*types]:
-        raise InputError(
-            f"the set ids of this store are {', '.join(json.loads(stored))}; got "
-            f"{', '.join(types)}. Convert the column of the set id."
-        )
-
-
-def _horizon(view: Transaction) -> int | None:
-    """Return the first bucket that has not expired; None if none has."""
-    found = view.settings().get("horizon")
-    return None if found is None else int(found)
-
-
-def _busy_error(database: Database) -> StoreError:
-    return StoreError(
-        f"{database.shown} was changed by deletions, expiry or another model while the update was "
-        "prepared. Nothing was applied; repeat the update."
-    )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import time
+from datetime import UTC, datetime
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from setfold.errors import InputError
 
@@ -88,7 +90,8 @@ def buckets_of(times: pa.Array, size: int, name: str, first: int) -> pa.Array:
     """Return the bucket of each row, (N,) int64.
 
     Args:
-        times: Timestamps, dates, or numbers: seconds since 1970.
+        times: Timestamps, dates, text such as "2026-07-01T12:00:00Z", or numbers: seconds since
+            1970. What has no time zone is in UTC.
         size: The size of a bucket.
         name: The name of the column, for messages.
         first: The number of the first row, for messages.
@@ -99,26 +102,62 @@ def buckets_of(times: pa.Array, size: int, name: str, first: int) -> pa.Array:
     >>> buckets_of(pa.array([59, 61.5]), parse_duration("1m"), "at", 0).to_pylist()
     [0, 1]
     """
-    if times.null_count:
-        row = first + int(np.argmax(times.is_null().to_numpy(zero_copy_only=False)))
-        raise InputError(f"row {row} (counting from 0): the time {name!r} is missing.")
+    counted, usable = _microseconds(times, name)
+    if not usable.all():
+        row = int(np.argmin(usable))
+        what = "is not a time" if times[row].is_valid else "is missing"
+        raise InputError(f"row {first + row} (counting from 0): the time {name!r} {what}.")
+    return pa.array(counted // size)
+
+
+def usable_times(times: pa.Array, name: str) -> np.ndarray:
+    """Return which rows have a time, (N,); the arguments are those of `buckets_of`.
+
+    >>> usable_times(pa.array([59, float("nan"), None]), "at").tolist()
+    [True, False, False]
+    """
+    return _microseconds(times, name)[1]
+
+
+def _microseconds(times: pa.Array, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return times as microseconds since 1970, (N,) int64, and which of them are times, (N,)."""
     kind = times.type
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        times = _parsed(times)
+        kind = times.type
+    usable = times.is_valid().to_numpy(zero_copy_only=False)
+    if pa.types.is_null(kind):
+        return np.zeros(len(times), np.int64), usable
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         # Whole microseconds, rounded down; the time zone does not change the instant.
-        counted = times.cast(pa.timestamp("us"), safe=False).cast(pa.int64()).to_numpy()
-        return pa.array(counted // size)
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
-        numbers = times.to_numpy(zero_copy_only=False)
-        usable = np.abs(numbers.astype(np.float64)) < 2**62 / SECOND  # False for NaN, too
-        if not usable.all():
-            row = first + int(np.argmin(usable))
-            raise InputError(f"row {row} (counting from 0): {name!r} is not a time.")
-        if pa.types.is_integer(kind):
-            counted = numbers.astype(np.int64) * SECOND
-        else:
-            counted = np.floor(numbers.astype(np.float64) * SECOND).astype(np.int64)
-        return pa.array(counted // size)
-    raise InputError(
-        f"the time column {name!r} is {kind}; expected timestamps, dates, or numbers of seconds "
-        "since 1970. Convert it."
-    )
+        plain = times.cast(pa.timestamp("us"), safe=False).cast(pa.int64())
+        return pc.fill_null(plain, 0).to_numpy(), usable
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        raise InputError(
+            f"the time column {name!r} is {kind}; expected timestamps, dates, or numbers of seconds "
+            "since 1970. Convert it."
+        )
+    numbers = pc.fill_null(times, 0).to_numpy()
+    usable = usable & (np.abs(numbers.astype(np.float64)) < 2**62 / SECOND)  # False for NaN, too
+    numbers = np.where(usable, numbers, 0)
+    if pa.types.is_integer(kind):
+        return numbers.astype(np.int64) * SECOND, usable
+    return np.floor(numbers.astype(np.float64) * SECOND).astype(np.int64), usable
+
+
+def _parsed(texts: pa.Array) -> pa.Array:
+    """Return the times that texts describe; null for other texts."""
+    for kind in (pa.timestamp("us"), pa.timestamp("us", "UTC")):  # without and with time zones
+        try:
+            return texts.cast(kind)
+        except pa.ArrowInvalid:
+            continue
+    return pa.array([_parse(text) for text in texts.to_pylist()], pa.timestamp("us", "UTC"))
+
+
+def _parse(text: str | None) -> datetime | None:
+    try:
+        found = datetime.fromisoformat(text or "")
+    except ValueError:
+        return None
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)

@@ -498,15 +498,15 @@ def assert_encodes(path, concat, rows, sets):
         assert_close(torch.tensor(encoding), expected.detach(), rtol=2e-5, atol=2e-6)
 
 
-def test_tables_are_encoded_and_states_updated(concat, table, tmp_path):
+def test_tables_are_encoded_and_states_merged(concat, table, tmp_path):
     concat = concat.float()
     path, rows, sets = table
     out, states = tmp_path / "out.parquet", tmp_path / "states.arrow"
     summary = setfold.encode_sets(concat, path, out, set="event", states=states)
     assert (summary.sets, summary.elements) == (7, 60)
     assert_encodes(out, concat, rows, sets)
-    setfold.update_states(states, path, again=True)
-    setfold.readout_states(states, tmp_path / "twice.parquet")
+    setfold.merge_states([states, states], tmp_path / "both.arrow", again=True)
+    setfold.readout_states(tmp_path / "both.arrow", tmp_path / "twice.parquet")
     assert_encodes(tmp_path / "twice.parquet", concat, rows.repeat(2, 1), sets.repeat(2))
 
 

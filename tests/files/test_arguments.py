@@ -17,7 +17,6 @@ WRONG = [1j, b"name", object(), [object()], [b"name"]]  # never right
 TABLE = pa.table({"event": [1], "x": [1.0], "y": [1.0], "z": [1.0]})
 FUNCTIONS = {
     "encode_sets": (encoder(), "in.npy", "out.npz"),
-    "update_states": ("states.arrow", "in.npy"),
     "merge_states": (["states.arrow"], "out.arrow"),
     "readout_states": ("states.arrow", "out.npz"),
     "partial_states": (encoder(), TABLE),
@@ -38,7 +37,7 @@ def arguments():
             elif argument != "options":
                 yield name, argument, None
         if "options" in parameters:
-            options = ReadOptions if name in ("encode_sets", "update_states") else RunOptions
+            options = ReadOptions if name == "encode_sets" else RunOptions
             yield from ((name, option, None) for option in options.__annotations__)
 
 

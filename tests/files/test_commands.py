@@ -1,4 +1,4 @@
-"""The commands encode, update, merge and readout."""
+"""The commands encode, merge and readout."""
 
 from __future__ import annotations
 
@@ -61,11 +61,10 @@ def test_states_from_day_to_day(tmp_path, model):
     table = rows()
     days = [write(tmp_path / f"day {i}", table[i * 200 :][:200]) for i in range(3)]
     states = [tmp_path / f"{i}.arrow" for i in range(3)]
-    for day, path in zip(days[::2], states[::2], strict=True):
+    for day, path in zip(days, states, strict=True):
         out = path.with_suffix(".npz")
         typed("encode", model, day, "--set", "event", "-o", out, "--states", path)
-    typed("update", states[0], days[1], "--set", "event")
-    typed("merge", states[0], states[2], "--out", tmp_path / "all.arrow", "--json")
+    typed("merge", *states, "--out", tmp_path / "all.arrow", "--json")
     typed("readout", tmp_path / "all.arrow", "--out", tmp_path / "out.parquet")
     assert_encodes(tmp_path / "out.parquet", encoder(), table)
 
@@ -112,7 +111,7 @@ def test_errors_are_one_line(tmp_path, model):
     assert len(ended.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize("command", ["encode", "update", "merge", "readout"])
+@pytest.mark.parametrize("command", ["encode", "merge", "readout"])
 def test_help_shows_examples(command):
     text = CliRunner().invoke(cli.app, [command, "--help"], env={"COLUMNS": "120"}).output
     assert f"setfold {command} " in text.partition("Example")[2]

@@ -107,17 +107,14 @@ def test_files(name, budget, monkeypatch):
 
 
 @pytest.mark.usefixtures("folder")
-def test_update_and_merge():
+def test_merge():
     for file in ("a", "b"):
         setfold.encode_sets(
             encoder(), f"{file}.parquet", f"{file}.npz", set="run,event", states=f"{file}.arrow"
         )
     setfold.merge_states(["a.arrow", "b.arrow"], "both.arrow")
-    setfold.update_states("a.arrow", "b.parquet")
-    both = pa.concat_tables([rows(0), rows(1)])
-    for states in ("both", "a"):
-        setfold.readout_states(f"{states}.arrow", f"{states}.parquet", overwrite=True)
-        assert_expected(pq.read_table(f"{states}.parquet"), both)
+    setfold.readout_states("both.arrow", "both.parquet")
+    assert_expected(pq.read_table("both.parquet"), pa.concat_tables([rows(0), rows(1)]))
 
 
 @pytest.mark.usefixtures("folder")
@@ -245,9 +242,12 @@ def test_types_must_agree():
     pq.write_table(table.set_column(0, "run", pa.array(["1"] * len(table))), "b.parquet")
     with pytest.raises(setfold.InputError, match="Convert them to one type"):
         setfold.encode_sets(encoder(), "*.parquet", "out.parquet", set="run,event")
-    setfold.encode_sets(encoder(), "a.parquet", "a.npz", set="run,event", states="a.arrow")
+    for name in "ab":
+        setfold.encode_sets(
+            encoder(), f"{name}.parquet", f"{name}.npz", set="run,event", states=f"{name}.arrow"
+        )
     with pytest.raises(setfold.InputError, match="Convert them to one type"):
-        setfold.update_states("a.arrow", "b.parquet")
+        setfold.merge_states(["a.arrow", "b.arrow"], "both.arrow")
 
 
 # ---- each row is a set -------------------------------------------------------------------------

@@ -148,7 +148,6 @@ def test_a_run_that_meets_damage_writes_nothing(tmp_path):
     (tmp_path / "again.parquet").unlink()
     for run in (
         lambda: setfold.readout_states(states, tmp_path / "again.parquet"),
-        lambda: setfold.update_states(states, write(tmp_path / "more", rows()), set="event"),
         lambda: setfold.merge_states([states], tmp_path / "again.arrow"),
     ):
         with pytest.raises(setfold.FileError, match="corrupt"):

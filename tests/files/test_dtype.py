@@ -60,17 +60,16 @@ def test_float64_keeps_what_float32_loses(tmp_path, model, days):
 def test_states_are_continued_in_their_own_dtype(tmp_path, model, days):
     states, both = tmp_path / "states.arrow", tmp_path / "both.npz"
     setfold.encode_sets(model, days[0], tmp_path / "out.npz", states=states, dtype="float64")
-    setfold.update_states(states, days[1])
+    other = tmp_path / "other.arrow"
+    setfold.encode_sets(model, days[1], tmp_path / "o.npz", states=other, dtype="float64")
+    setfold.merge_states([states, other], tmp_path / "both.arrow")
     wanted = np.stack([exact(model, day) for day in days])
     for given in (None, model):  # a model in float32 has the weights of the states, too
-        setfold.readout_states(states, both, model=given, overwrite=True)
+        setfold.readout_states(tmp_path / "both.arrow", both, model=given, overwrite=True)
         assert np.load(both)["encoding"].dtype == np.float64
         assert relative_error(encodings(both), wanted) < 1e-12
-    setfold.encode_sets(
-        model, days[0], tmp_path / "out.npz", states=states, dtype="float64", overwrite=True
-    )
-    setfold.update_states(states, days[1], model=model)
-    setfold.readout_states(states, both, overwrite=True)
+    setfold.merge_states([states, other], tmp_path / "again.arrow", model=model)
+    setfold.readout_states(tmp_path / "again.arrow", both, overwrite=True)
     assert relative_error(encodings(both), wanted) < 1e-12
 
 

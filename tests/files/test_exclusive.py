@@ -36,21 +36,22 @@ def days_in(states):
     [(Path, "mkdir"), (Path, "open"), (fcntl, "flock"), (persist, "_is_at")],
     ids=lambda place: place[1],
 )
-def test_an_update_that_succeeds_is_not_lost(tmp_path, days, states, place):
-    second = Paused(
-        lambda: setfold.update_states(states, days[2]).elements, place, (run.Run, "run")
-    )
+def test_an_output_has_one_writer_at_a_time(tmp_path, days, states, place):
+    def write_day(number):
+        options = {"states": states, "overwrite": True}
+        return encode(encoder(), days[number], tmp_path / "o.npz", **options).elements
+
+    second = Paused(lambda: write_day(2), place, (run.Run, "run"))
     if place[1] == "_is_at":  # it holds the lock already
         with pytest.raises(setfold.FileError, match="another process is writing"):
-            setfold.update_states(states, days[1])
+            write_day(1)
     else:
-        setfold.update_states(states, days[1])
+        write_day(1)
     second.go_on()
     with pytest.raises(setfold.FileError, match="another process is writing"):
-        setfold.update_states(states, days[3])
-    expected = [0, 2] if place[1] == "_is_at" else [0, 1, 2]
-    assert second.result() == 60 * len(expected)
-    assert days_in(states) == expected
+        write_day(3)
+    assert second.result() == 60
+    assert days_in(states) == [2]
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == [
         "o.npz",
         "s.arrow",
@@ -61,11 +62,11 @@ def test_an_update_that_succeeds_is_not_lost(tmp_path, days, states, place):
 def test_six_processes_at_once(tmp_path, days, states):
     begin, errors = PROCESSES.Barrier(6), PROCESSES.SimpleQueue()
 
-    def update(day):
+    def write_day(day):
         begin.wait()
         while True:
             try:
-                return setfold.update_states(states, day)
+                return encode(encoder(), day, tmp_path / "o.npz", states=states, overwrite=True)
             except setfold.FileError as error:
                 if "another process is writing" not in str(error):
                     errors.put(repr(error))
@@ -75,12 +76,12 @@ def test_six_processes_at_once(tmp_path, days, states):
                 errors.put(repr(error))
                 raise
 
-    processes = [fork(lambda day=day: update(day)) for day in days[1:]]
+    processes = [fork(lambda day=day: write_day(day)) for day in days[1:]]
     for process in processes:
         process.join()
     assert errors.empty(), errors.get()
-    assert days_in(states) == list(range(7))
-    assert setfold.readout_states(states, tmp_path / "all.npz").elements == 7 * 60
+    assert len(days_in(states)) == 1
+    assert setfold.readout_states(states, tmp_path / "all.npz").elements == 60
     assert not list(tmp_path.glob("*.work"))
 
 
@@ -99,7 +100,7 @@ def test_all_outputs_are_locked(tmp_path, days, states):
     assert not list(tmp_path.glob("*.work"))
 
 
-def test_states_with_an_interrupted_update_are_not_replaced(tmp_path, days, tight, monkeypatch):
+def test_outputs_of_an_interrupted_run_are_not_replaced(tmp_path, days, tight, monkeypatch):
     interrupt(monkeypatch, encoder(), days[:2], tmp_path / "s.arrow", after=1)
     with pytest.raises(setfold.InputError, match=r"earlier run for .*s\.arrow was interrupted"):
         encode(encoder(), days[1], tmp_path / "o.npz", states=tmp_path / "s.arrow", overwrite=True)

@@ -95,13 +95,12 @@ def test_an_interrupt_says_what_is_kept(tmp_path, tight, monkeypatch, moment):
     assert not list(tmp_path.glob("*.work"))
 
 
-@pytest.mark.parametrize("command", ["update", "merge", "readout"])
+@pytest.mark.parametrize("command", ["merge", "readout"])
 def test_every_command_explains_an_interrupt(tmp_path, monkeypatch, command):
-    days = [write(tmp_path / f"day {i}", rows(60, 9, seed=i), files=1) for i in range(2)]
+    folder = write(tmp_path / "in", rows(60, 9), files=1)
     states, out = tmp_path / "s.arrow", tmp_path / "t.arrow"
-    encode(encoder(), days[0], tmp_path / "o.npz", states=states)
-    inputs = [days[1]] if command == "update" else []
-    words = [command, states, *inputs, "--out", out]
+    encode(encoder(), folder, tmp_path / "o.npz", states=states)
+    words = [command, states, "--out", out]
     with monkeypatch.context() as patch:
         at_call(patch, work_folder, "_move", 1, press)
         code, _, errors = typed(*words)

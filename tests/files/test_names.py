@@ -121,18 +121,15 @@ def test_rows_that_are_sets_follow_the_same_rule(tmp_path, monkeypatch):
 # ---- states remember ---------------------------------------------------------------------------
 
 
-def test_an_update_names_sets_like_before(sites, monkeypatch):
+def test_states_remember_how_sets_are_named(sites):
     states = sites / "s.arrow"
     encode(sites / "a", sites / "o.npz", states=states, root=sites)
     assert read_provenance(states)[2].columns.root == str(sites)
-    monkeypatch.chdir(sites / "b")
-    setfold.update_states(states, "scan.npy")
-    with pytest.raises(InputError, match="outside of the root"):
-        setfold.update_states(states, write(sites.parent / "elsewhere" / "scan.npy"))
     moved = write(sites / "moved" / "c" / "scan.npy", 7)
-    setfold.update_states(states, moved, root=sites / "moved")
-    setfold.readout_states(states, sites / "all.npz")
-    assert sets_in(sites / "all.npz") == {"a/scan.npy": 5, "b/scan.npy": 6, "c/scan.npy": 7}
+    encode(moved, sites / "m.npz", states=sites / "m.arrow", root=sites / "moved")
+    setfold.merge_states([states, sites / "m.arrow"], sites / "both.arrow")
+    setfold.readout_states(sites / "both.arrow", sites / "all.npz")
+    assert sets_in(sites / "all.npz") == {"a/scan.npy": 5, "c/scan.npy": 7}
 
 
 def test_names_of_two_kinds_are_not_mixed(sites):
@@ -142,10 +139,6 @@ def test_names_of_two_kinds_are_not_mixed(sites):
         encode(sites / "a", sites / f"{name}.npz", states=sites / f"{name}.arrow", **chosen)
         rows = {"explode": True, "states": sites / f"{name}-rows.arrow", **chosen}
         encode(sites / "lists.parquet", sites / f"{name}-rows.npz", **rows)
-    with pytest.raises(InputError, match=r"are absolute paths, so a root .*Omit --root"):
-        setfold.update_states(sites / "absolute.arrow", sites / "b", root=sites)
-    with pytest.raises(InputError, match=r"each row is one set; .*Omit --set"):
-        setfold.update_states(sites / "relative-rows.arrow", sites / "b", set="event")
     for other in ("relative", "absolute-rows"):
         with pytest.raises(InputError, match=r"cannot merge .*: the set ids .* absolute paths, th"):
             setfold.merge_states(

@@ -26,7 +26,6 @@ def states(tmp_path, folder):
 
 def requests(tmp_path, folder, states):
     """One request of each kind, as functions that take options."""
-    other = write(tmp_path / "more", rows(60, 9, seed=1), files=1)
     new = tmp_path / "new"
     new.mkdir()
     return {
@@ -35,13 +34,12 @@ def requests(tmp_path, folder, states):
         "states": lambda **o: encode(
             encoder(), folder, new / "o.arrow", states=new / "s.arrow", **o
         ),
-        "update": lambda **o: setfold.update_states(states, other, out=new / "s.arrow", **o),
         "merge": lambda **o: setfold.merge_states([states], new / "s.arrow", **o),
         "readout": lambda **o: setfold.readout_states(states, new / "o.npz", **o),
     }
 
 
-KINDS = ["encode", "npz", "states", "update", "merge", "readout"]
+KINDS = ["encode", "npz", "states", "merge", "readout"]
 
 
 def contents(folder):
@@ -112,11 +110,10 @@ def test_results_differ_by_everything_that_counts(tmp_path, folder, states):
     )
     note("o.npz", runs["readout"]())
     note("s.arrow", runs["merge"]())
-    note("s.arrow", runs["update"](overwrite=True))
     note("s.arrow", runs["states"](overwrite=True))
     os.utime(folder / "part-0.parquet", ns=(0, 0))
     note("o.parquet", runs["encode"](overwrite=True))
-    assert len(found) == 9
+    assert len(found) == 8
     assert None not in found
 
 
@@ -166,7 +163,6 @@ def test_states_are_not_replaced_by_their_own_encodings(tmp_path, folder, states
         lambda **o: setfold.readout_states(states, link, **o),
         lambda **o: setfold.readout_states(link, states, **o),
         lambda **o: setfold.merge_states([states], states, **o),
-        lambda **o: setfold.update_states(states, states, set="event", again=True, **o),
     ]
     for attempt in attempts:
         for options in ({}, {"overwrite": True}, {"resume": True}):
@@ -188,56 +184,6 @@ def test_unusable_inputs_are_not_replaced_either(tmp_path, folder):
     with pytest.raises(setfold.InputError, match="is an input"):
         encode(encoder(), folder, folder / "notes.parquet", skip_errors=True, overwrite=True)
     assert (folder / "notes.parquet").read_text() == "of great value"
-
-
-# ---- updates in place --------------------------------------------------------------------------
-
-
-def test_an_update_that_is_already_contained_is_complete(tmp_path, folder, states):
-    more = write(tmp_path / "more", rows(60, 9, seed=1), files=2)
-    setfold.update_states(states, more)
-    before = states.read_bytes()
-    for inputs in (more, more / "part-1.parquet", [folder, more]):
-        summary = setfold.update_states(states, inputs, resume=True)
-        assert (summary.was_complete, summary.elements) == (True, 180)
-    with pytest.raises(setfold.InputError, match="already contains"):
-        setfold.update_states(states, more)
-    write(more, rows(10), files=1, name="part-9.parquet")
-    with pytest.raises(setfold.InputError, match="already contains"):  # not all of them
-        setfold.update_states(states, more, resume=True)
-    os.utime(more / "part-0.parquet", ns=(0, 0))
-    with pytest.raises(setfold.InputError, match="already contains"):  # not the same content
-        setfold.update_states(states, more / "part-0.parquet", resume=True)
-    with pytest.raises(setfold.InputError, match="already contains"):  # but not in this output
-        setfold.update_states(
-            states, more / "part-1.parquet", out=tmp_path / "t.arrow", resume=True
-        )
-    assert states.read_bytes() == before
-
-
-def test_an_update_again_counts_once_for_each_request(tmp_path, folder, states):
-    first = setfold.update_states(states, folder, again=True, resume=True)
-    assert (first.was_complete, first.elements) == (False, 240)
-    assert setfold.update_states(states, folder, again=True).elements == 360
-    retried = setfold.update_states(states, folder, again=True, resume=True)
-    assert (retried.was_complete, retried.elements) == (True, 360)
-
-
-def test_states_that_change_during_an_update_are_not_replaced(
-    tmp_path, folder, states, monkeypatch
-):
-    more = write(tmp_path / "more", rows(60, 9, seed=1), files=1)
-    original = run.publish_outputs
-
-    def publish(work):
-        states.write_bytes(b"something else")
-        return original(work)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(run, "publish_outputs", publish)
-        with pytest.raises(setfold.FileError, match=r"s\.arrow has changed since this run began"):
-            setfold.update_states(states, more)
-    assert states.read_bytes() == b"something else"
 
 
 # ---- interrupted runs --------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-import setfold
 from setfold.core.persist import write_atomically
 from setfold.files import plan
 from setfold.files.budget import Budget
@@ -91,21 +90,6 @@ def test_replacing_outputs(tmp_path, durable, monkeypatch):
 
     check(monkeypatch, root, run, "o.npz", "o.npz.skipped.jsonl")
     assert not (root / "o.npz.skipped.jsonl").exists()
-
-
-@pytest.mark.parametrize("again", [False, True])
-def test_updating_in_place(tmp_path, durable, monkeypatch, again):
-    root = tmp_path / "disk"
-    days = [write(tmp_path / f"day {i}", rows(60, 9, seed=i), files=1) for i in range(2)]
-    root.mkdir()
-    encode(encoder(), days[0], tmp_path / "o.npz", states=root / "s.arrow")
-
-    def run():
-        setfold.update_states(
-            root / "s.arrow", days[0 if again else 1], resume=True, again=again, save_every=0
-        )
-
-    check(monkeypatch, root, run, "s.arrow")
 
 
 def test_outputs_on_different_disks(tmp_path, durable, monkeypatch):

@@ -82,7 +82,9 @@ def test_stopped_anywhere_it_ends_with_the_same_bytes(tmp_path, tight, monkeypat
 def test_stopped_at_the_very_end_it_is_done(tmp_path, tight, monkeypatch):
     table, model, states = rows(), encoder(), tmp_path / "states.arrow"
     days = [write(tmp_path / f"day {i}", table[i * 300 :][:300]) for i in range(2)]
-    encode(model, days[0], tmp_path / "day.npz", states=states)
+    for number, day in enumerate(days):
+        encode(model, day, tmp_path / f"{number}.npz", states=tmp_path / f"{number}.arrow")
+    parts = [tmp_path / "0.arrow", tmp_path / "1.arrow"]
 
     def stop(work):
         original(work)
@@ -92,8 +94,8 @@ def test_stopped_at_the_very_end_it_is_done(tmp_path, tight, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(run, "publish_outputs", stop)
         with pytest.raises(KeyboardInterrupt):
-            setfold.update_states(states, days[1], set="event")
-    assert setfold.update_states(states, days[1], set="event", resume=True).elements == 600
+            setfold.merge_states(parts, states)
+    assert setfold.merge_states(parts, states, resume=True).elements == 600
     setfold.readout_states(states, tmp_path / "out.parquet")
     assert_encodes(tmp_path / "out.parquet", model, table)
     assert not list(tmp_path.glob("*.work"))

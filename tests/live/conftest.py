@@ -25,6 +25,12 @@ def url(request, tmp_path):
     return request.getfixturevalue("server").url()
 
 
+@pytest.fixture
+def store_url(tmp_path):
+    """Where a new store can be, in a file."""
+    return str(tmp_path / "live.db")
+
+
 class Clock:
     """A clock, in seconds since 1970."""
 

@@ -13,7 +13,8 @@ import pytest
 from setfold import live
 from setfold.errors import StoreError
 from setfold.live import retry
-from setfold.live.sets import LiveSets, pack_names
+from setfold.live.names import pack_names
+from setfold.live.sets import LiveSets
 from tests.live.rows import NAMES, assert_holds, make_model, random_rows
 from tests.live.server import wait_until
 from tests.paused import PROCESSES

@@ -133,15 +133,17 @@ def test_files_and_batches_agree_with_the_model_itself(tmp_path):
     np.testing.assert_allclose(found["encoding"].to_pylist(), expected, rtol=1e-6, atol=1e-6)
 
 
-def test_a_saved_model_reads_its_columns_and_states_can_be_updated(tmp_path):
+def test_a_saved_model_reads_its_columns_and_states_can_be_merged(tmp_path):
     setfold.save(table_model(), tmp_path / "model")
     model, states = setfold.load(tmp_path / "model"), tmp_path / "states.arrow"
     halves = [TABLE.slice(0, 2), TABLE.slice(2)]
     for number, half in enumerate(halves):
         pq.write_table(half, tmp_path / f"{number}.parquet")
     pq.write_table(TABLE, tmp_path / "all.parquet")
-    encoded(model, tmp_path / "0.parquet", tmp_path, states=states)
-    setfold.update_states(states, tmp_path / "1.parquet")
+    parts = [tmp_path / f"{number}.arrow" for number in range(2)]
+    for number, part in enumerate(parts):
+        encoded(model, tmp_path / f"{number}.parquet", tmp_path, states=part)
+    setfold.merge_states(parts, states)
     setfold.readout_states(states, tmp_path / "read.parquet")
     whole = encoded(model, tmp_path / "all.parquet", tmp_path)
     read = pq.read_table(tmp_path / "read.parquet")

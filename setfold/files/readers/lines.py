@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import re
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -18,13 +19,14 @@ from setfold.files.readers.reader import BadRow, Reader
 BLOCK_BYTES = 4 << 20  # text that is parsed at a time
 MAX_LINE_BYTES = 64 << 20
 MAX_SHOWN = 80  # characters of a value in an error message
+NULL_LINE = re.compile(rb"^\s*null\s*$", re.MULTILINE)
 
 
 class JsonReader(Reader):
     """JSON lines, plain or compressed by gzip.
 
     Types are inferred from the first megabytes. If integers are followed by fractions later in the
-    file, the batches from there on are float64. A line that is not a JSON object is skipped, and
+    file, the batches from there on are float64, except for `text_columns`, such as set ids. A line that is not a JSON object is skipped, and
     returned by `take_bad_rows`. A value of another type is null, and `take_reasons` returns why.
     Blank lines are no rows.
     """
@@ -37,7 +39,7 @@ class JsonReader(Reader):
         self.schema, self.num_rows = pa.schema([]), 0
         for block in self._blocks():
             self.num_rows = None
-            self.schema = _infer_schema(block)
+            self.schema = infer_schema(block)
             if self.schema.names:
                 return
         if self.num_rows is None:
@@ -92,7 +94,12 @@ class JsonReader(Reader):
 
         If there is one, at most `rows` at a time, so that `take_reasons` is about one batch.
         """
-        wide = pa.schema([field.with_type(_widened(field.type)) for field in schema])
+        wide = pa.schema(
+            [
+                field if field.name in self.text_columns else field.with_type(_widened(field.type))
+                for field in schema
+            ]
+        )
         for types in (schema, wide):
             try:
                 yield _read_block(block, types)
@@ -123,13 +130,13 @@ class JsonReader(Reader):
         for field in schema:
             values = [item.get(field.name) for item in items]
             try:
-                arrays.append(pa.array(values, field.type))
+                arrays.append(_array(values, field.type))
                 continue
             except (pa.ArrowException, TypeError, ValueError, OverflowError):
                 pass
             for place, value in enumerate(values):
                 try:
-                    pa.scalar(value, field.type)
+                    _array([value], field.type)
                 except (pa.ArrowException, TypeError, ValueError, OverflowError):
                     shown = json.dumps(value)[:MAX_SHOWN]
                     reason = f"column {field.name!r}: expected {field.type}; got {shown}"
@@ -149,6 +156,8 @@ class JsonReader(Reader):
 
 def _read_block(block: bytes, schema: pa.Schema | None) -> pa.RecordBatch:
     """Parse lines with Arrow, all or nothing."""
+    if b"null" in block and NULL_LINE.search(block):
+        raise ValueError("a line is null")  # Arrow crashes if the first one is
     table = pajson.read_json(
         io.BytesIO(block),
         pajson.ReadOptions(use_threads=False, block_size=len(block) + 1),
@@ -164,7 +173,7 @@ def _read_block(block: bytes, schema: pa.Schema | None) -> pa.RecordBatch:
     return batch
 
 
-def _infer_schema(block: bytes) -> pa.Schema:
+def infer_schema(block: bytes) -> pa.Schema:
     """Return the columns of some lines. If a line is bad, a value that is not null decides each."""
     try:
         found = _read_block(block, None).schema
@@ -184,6 +193,13 @@ def _infer_schema(block: bytes) -> pa.Schema:
             if pa.types.is_null(known) or kind == _widened(known):
                 kinds[name] = kind
     return pa.schema(list(kinds.items()))
+
+
+def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
+    """Return values as a column. Arrow itself would round fractions down to integers."""
+    if pa.types.is_integer(kind) and any(isinstance(value, float) for value in values):
+        raise ValueError("a value is a fraction")
+    return pa.array(values, kind)
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:

@@ -43,6 +43,7 @@ PACKAGES = {  # by extra, as in pyproject.toml
     "las": "'laspy[lazrs]'",
     "mesh": "trimesh",
     "root": "uproot awkward",
+    "kafka": "confluent-kafka",
 }
 
 
@@ -260,7 +261,7 @@ def import_optional(module: str, extra: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise InputError(
-            f"this format needs the package {module}, which is not installed. Run: "
+            f"this needs the package {module}, which is not installed. Run: "
             f"pip install {PACKAGES[extra]}"
         ) from error
 

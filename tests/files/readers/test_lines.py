@@ -149,3 +149,21 @@ def test_an_empty_file_has_no_sets(path: Path) -> None:
         out = path.with_name("out.npz")
         setfold.encode_sets(model, inputs, out, set="u", overwrite=True)
         assert np.load(out)["set"].tolist() == wanted
+
+
+@pytest.mark.parametrize(
+    "text", ["null\n", 'null\n{"u": 7, "x": 1}\n', '{"u": 7, "x": 1}\n null\n']
+)
+def test_a_line_that_is_null(path: Path, text: str) -> None:
+    path.write_text(text)  # Arrow ends the process if it is the first one
+    out = path.with_name("out.npz")
+    with pytest.raises(FileError, match=r"expected a JSON object|is not a JSON object"):
+        setfold.encode_sets(setfold.Pool(1, "mean"), path, out, set="u")
+
+
+def test_set_ids_do_not_become_fractions(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "BLOCK_BYTES", 10)
+    path.write_text('{"u": 7, "x": 1}\n{"u": 7.5, "x": 1.5}\n')
+    out = path.with_name("out.npz")
+    with pytest.raises(FileError, match=r"row 1 .*column 'u': expected int64; got 7\.5"):
+        setfold.encode_sets(setfold.Pool(1, "mean"), path, out, set="u")

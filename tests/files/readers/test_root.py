@@ -66,12 +66,8 @@ def test_inputs_are_recognized_when_they_are_repeated(nano: Path) -> None:
         setfold.Pool(1, "sum"), name, nano.with_name("out.npz"), states=states, root=nano.parent
     )
     assert np.load(nano.with_name("out.npz"))["set"].tolist() == ["nano.root:folder/More"]
-    with pytest.raises(setfold.InputError, match="already contains"):
-        setfold.update_states(states, name)
-    changed = nano.read_bytes()
-    nano.write_bytes(changed)
-    with pytest.raises(setfold.InputError, match="already contains"):
-        setfold.update_states(states, name, resume=True)
+    with pytest.raises(setfold.InputError, match="count twice"):
+        setfold.merge_states([states, states], nano.with_name("both.arrow"))
 
 
 def test_names(nano: Path) -> None:
