@@ -1,5 +1,6 @@
 """The public names of setfold, each listed once: `__init__.py` imports them on first use."""
 
+from . import live as live
 from .core.composition import Composition as Composition
 from .core.composition import SlotPool as SlotPool
 from .core.encoder import StreamingSetEncoder as StreamingSetEncoder
@@ -44,6 +45,7 @@ from .encoders.set_transformer import SetTransformer as SetTransformer
 from .encoders.slot_attention import SlotAttention as SlotAttention
 from .encoders.slot_set import SlotSetEncoder as SlotSetEncoder
 from .encoders.summary import SummaryStatistics as SummaryStatistics
+from .errors import BatchConflictError as BatchConflictError
 from .errors import CancelledAttentionWarning as CancelledAttentionWarning
 from .errors import DescriptionError as DescriptionError
 from .errors import DistributedError as DistributedError
@@ -54,6 +56,7 @@ from .errors import NonFiniteError as NonFiniteError
 from .errors import NotRemovableError as NotRemovableError
 from .errors import SetfoldError as SetfoldError
 from .errors import StateMismatchError as StateMismatchError
+from .errors import StoreError as StoreError
 from .files.api import encode_sets as encode_sets
 from .files.api import merge_states as merge_states
 from .files.api import readout_states as readout_states

@@ -23,7 +23,9 @@ FENCED = re.compile(
 )
 # What torchrun sets for a single process.
 TORCHRUN = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-ELSEWHERE = {"dask", "pyspark"}  # run by tests/files/test_partials.py, if installed
+# Run by tests/files/test_partials.py and tests/live/test_page.py, if installed; or they need a
+# server.
+ELSEWHERE = {"dask", "pyspark", "lancedb", "psycopg", "ray"}
 IMPORTED = re.compile(r"^(?:import|from) (\w+)", re.MULTILINE)
 LINK = re.compile(r"\]\(\s*<?([^)\s>]+)|^ *\[[^\]]+\]:\s*(\S+)", re.MULTILINE)
 

@@ -111,9 +111,18 @@ def test_encode(tmp_path, capsys):
     assert [len(files_of(encode))] == said(r"This passes through (\d+) files\.")
 
 
+@compiled
+def test_live_update(tmp_path):
+    columns = {name: np.linspace(0, 1, 100) for name in "abc"}
+    rows, count = pa.table({"set": np.arange(100) % 7, **columns}), iter(range(9))
+    with setfold.live.create(tmp_path / "live.db", encoder()) as sets:
+        files = files_of(lambda: sets.update(rows, set="set", batch=("orders", next(count))))
+    assert [len(files)] == said(r"A small batch passes through (\d+) files")
+
+
 @pytest.mark.parametrize(
     "path",
-    re.findall(r"`((?:core|files|laws|folding|encoders|kernels|experiments)/[\w/]+\.py)`", TEXT),
+    re.findall(r"`((?:core|files|laws|live|folding|encoders|kernels|experiments)/[\w/]+\.py)`", TEXT),
 )
 def test_named_files_exist(path):
     assert (PACKAGE / path).is_file() or (PACKAGE.parent / path).is_file()

@@ -15,9 +15,11 @@ PUBLIC = [name for name in setfold.__all__ if name != "__version__"]
 ERRORS = {
     "InputError": ValueError,
     "NonFiniteError": setfold.InputError,
+    "BatchConflictError": setfold.InputError,
     "StateMismatchError": ValueError,
     "NotRemovableError": TypeError,
     "FileError": ValueError,
+    "StoreError": RuntimeError,
     "DescriptionError": ValueError,
     "DistributedError": RuntimeError,
     "DivergedError": ArithmeticError,
@@ -45,6 +47,9 @@ def test_the_names_are_those_of_the_stub():
 def test_every_public_name_resolves(name):
     value = getattr(setfold, name)
     assert getattr(setfold, name) is value
+    if inspect.ismodule(value):
+        assert importlib.import_module(f"setfold.{name}") is value
+        return
     assert getattr(importlib.import_module(value.__module__), name) is value
 
 

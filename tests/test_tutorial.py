@@ -25,7 +25,8 @@ TABLES = ROOT / "docs" / "examples" / "tables.py"
 
 def commands_of(page):
     """The commands of a page, each with the lines that the page shows as its output."""
-    blocks = [block.text for block in blocks_of(page) if block.language == "console"]
+    consoles = [block.text for block in blocks_of(page) if block.language == "console"]
+    blocks = [text for text in consoles if text.startswith("$ ")]  # others are not run
     parts = "".join(blocks).replace("\\\n", " ").split("$ ")[1:]
     commands = [part.splitlines() for part in parts]
     return [
