@@ -122,7 +122,9 @@ def test_live_update(tmp_path):
 
 @pytest.mark.parametrize(
     "path",
-    re.findall(r"`((?:core|files|laws|live|folding|encoders|kernels|experiments)/[\w/]+\.py)`", TEXT),
+    re.findall(
+        r"`((?:core|files|laws|live|folding|encoders|kernels|experiments)/[\w/]+\.py)`", TEXT
+    ),
 )
 def test_named_files_exist(path):
     assert (PACKAGE / path).is_file() or (PACKAGE.parent / path).is_file()
