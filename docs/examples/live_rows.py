@@ -4,8 +4,9 @@ import datetime
 
 import numpy as np
 import pandas as pd
-import setfold
 import torch
+
+import setfold
 
 for seed, name in enumerate(["model", "better"]):
     torch.manual_seed(seed)
