@@ -5,6 +5,7 @@ from setfold.cli import (  # noqa: F401  (importing them registers their command
     info,
     laws,
     learn,
+    live_serve,
     weights,
 )
 from setfold.cli.app import USAGE, app, run

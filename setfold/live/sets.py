@@ -18,7 +18,7 @@ from setfold.files.ids import TYPES, pack
 from setfold.files.kinds import open_frame
 from setfold.files.request import make_columns
 from setfold.files.tables.table import StateTable, merged
-from setfold.live.absorb import absorbing, admit, check_states, names_of, needed_columns
+from setfold.live.absorb import absorbing, admit, check_states, needed_columns
 from setfold.live.batches import (
     DUPLICATE,
     SMALL_ROWS,
@@ -33,6 +33,7 @@ from setfold.live.database import BatchRow, Database, Deletion, StateRow, Transa
 from setfold.live.models import LiveModel, open_models
 from setfold.live.states import split_key
 from setfold.live.times import first_bucket, now, parse_duration
+from setfold.live.together import Bundle, admit_all, prepare, types_of
 
 GROUP = 1024  # batches of one transaction
 TRIES = 10  # how often an update is prepared, if the store changes meanwhile
@@ -125,34 +126,58 @@ class LiveSets:
         pieces = list(islice(stream, 2))
         if len(pieces) != 1:
             return self._apply_large(identity, reader, chain(pieces, stream))
-        digest, types = reader.digest.result(), _types_of(layout, frame.schema)
+        digest, types = reader.digest.result(), types_of(layout.columns, frame.schema)
         return self.group.submit(Batch(identity, digest, layout, pieces[0][0], types))
+
+    def update_many(self, bundles: Sequence[Bundle]) -> list[list[Applied | BaseException]]:
+        """Apply many small batches in one transaction; those that fail do not affect the others.
+
+        Returns:
+            For each batch of each bundle what `update` returns, or the error that it raises.
+        """
+        with self.database.reading() as view:
+            models = self._refresh(view)
+        prepared = [self._prepare(bundle, models) for bundle in bundles]
+        batches = [batch for own in prepared for batch in own if isinstance(batch, Batch)]
+        results = iter(self.group.submit_all(batches))
+        return [
+            [next(results) if isinstance(batch, Batch) else batch for batch in own]
+            for own in prepared
+        ]
+
+    def _prepare(self, bundle: Bundle, models: Sequence[LiveModel]) -> list[Batch | Exception]:
+        try:
+            columns = make_columns(bundle.set, bundle.features, False, None)
+            return [*prepare(bundle, Layout(columns, bundle.time, self.bucket), models)]
+        except Exception as error:  # it is not known of which batch
+            if len(bundle.lengths) == 1:
+                return [error]
+        return [batch for one in bundle.split() for batch in self._prepare(one, models)]
 
     def _apply(self, batches: Sequence[Batch]) -> Sequence[Applied | Exception]:
         """Apply small batches in one transaction; those that fail do not affect the others."""
         try:
             return self._apply_together(batches)
-        except StoreError:
-            raise
+        except StoreError as error:  # not raised: others of the group may be applied already
+            return [error] * len(batches)
         except Exception as error:  # a bad row, for example; it is not known of which batch
             if len(batches) == 1:
                 return [error]
-        return [result for batch in batches for result in self._apply([batch])]
+        half = len(batches) // 2
+        return [*self._apply(batches[:half]), *self._apply(batches[half:])]
 
+    @torch.no_grad()  # so that encoders keep what they derive from their weights
     def _apply_together(self, batches: Sequence[Batch]) -> Sequence[Applied | Exception]:
         for _ in range(TRIES):
             with self.database.reading() as view:
                 epoch, models = view.epoch(), self._refresh(view)
                 horizon = _horizon(view)
                 results, fresh = _sort_out(view, batches)
-                admitted = {
-                    number: admit(batches[number].rows, batches[number].layout, view, horizon)
-                    for number in fresh
-                }
-            with absorbing(models) as absorber:
-                for number, found in admitted.items():
-                    if found.rows.num_rows:
-                        absorber.add(found.rows, batches[number].layout)
+                admitted = admit_all({number: batches[number] for number in fresh}, view, horizon)
+            with absorbing(models, sum(one.rows.num_rows for one in admitted)) as absorber:
+                for one in admitted:
+                    if one.rows.num_rows:
+                        absorber.add(one.rows, one.layout)
                 tables = {model.number: list(absorber.drain(model)) for model in models}
             with self.database.writing() as transaction:
                 if transaction.epoch() != epoch or _sort_out(transaction, batches)[1] != fresh:
@@ -160,13 +185,15 @@ class LiveSets:
                 types = {batches[number].types for number in fresh}
                 for kinds in types:
                     _check_types(transaction, kinds)
-                for number in fresh:
-                    self._note(transaction, batches[number].identity, batches[number].digest)
+                noted = [(*batches[number].identity, batches[number].digest) for number in fresh]
+                transaction.add_batches(
+                    [BatchRow(*one, transaction.next_sequence()) for one in noted]
+                )
                 for model in models:
                     write_states(transaction, model, tables[model.number])
-            for number, (left, late, deleted) in admitted.items():
-                sets = len(names_of(left, batches[number].layout).unique())
-                results[number] = Applied("applied", left.num_rows, sets, late, deleted)
+            for one in admitted:
+                for number, applied in one.applied.items():
+                    results[number] = applied
             return results
         raise _busy_error(self.database)
 
@@ -197,22 +224,17 @@ class LiveSets:
                     return DUPLICATE
                 if transaction.epoch() != epoch:
                     raise _busy_error(self.database)
-                _check_types(transaction, _types_of(layout, reader.frame.schema))
-                self._note(transaction, identity, digest)
+                _check_types(transaction, types_of(layout.columns, reader.frame.schema))
+                transaction.add_batches([BatchRow(*identity, digest, transaction.next_sequence())])
                 for model in models:
                     for table in absorber.drain(model):
                         write_states(transaction, model, [table])
                         names |= dict.fromkeys(split_key(key)[0] for key in table.sets.to_pylist())
         return Applied("applied", left, len(names), late, deleted)
 
-    def _note(self, transaction: Transaction, identity: Identity, digest: bytes) -> None:
-        row = BatchRow(*identity, digest, transaction.next_sequence())
-        transaction.add_batches([row])
-
     # ---- reading ---------------------------------------------------------------------------
 
     @checked
-    @torch.no_grad()
     def encode(self, names: Names, *, last: str | None = None, head: bool = False) -> Tensor:
         """Return the encodings of some sets, (len(names), ...).
 
@@ -223,6 +245,17 @@ class LiveSets:
                 of the present is the last one.
             head: Whether to apply the head of the model.
         """
+        return self.read(names, last=last, head=head)[1]
+
+    @checked
+    @torch.no_grad()
+    def read(
+        self, names: Names, *, last: str | None = None, head: bool = False
+    ) -> tuple[list[int], Tensor]:
+        """Return the numbers of elements and the encodings of some sets, at one moment.
+
+        The arguments are those of `encode`.
+        """
         with self.database.reading() as view:
             model = self._refresh(view)[0]
             wanted = self._pack(view, names)
@@ -230,12 +263,13 @@ class LiveSets:
         encoder = model.readers[head]
         empty = encoder.readout(encoder.initial_state(1)).cpu()
         if not rows:
-            return empty.expand(len(wanted), *empty.shape[1:]).clone()
+            return [0] * len(wanted), empty.expand(len(wanted), *empty.shape[1:]).clone()
         table = table_of_sets(model, rows)
         found = encoder.readout(table.state.to(encoder.device)).cpu()
         places = {name: place for place, name in enumerate(table.sets.to_pylist())}
-        index = torch.tensor([places.get(name, len(places)) for name in wanted])
-        return torch.cat([found, empty])[index]
+        index = [places.get(name, len(places)) for name in wanted]
+        counts = [*table.count.tolist(), 0]
+        return [counts[place] for place in index], torch.cat([found, empty])[torch.tensor(index)]
 
     @checked
     def count(self, names: Names, *, last: str | None = None) -> list[int]:
@@ -404,12 +438,6 @@ def _check_digest(row: BatchRow, digest: bytes) -> None:
             f"the batch {row.key} of {row.source} was applied before, with other rows. Give new "
             "rows an identity of their own."
         )
-
-
-def _types_of(layout: Layout, schema: pa.Schema) -> tuple[str, ...]:
-    """Return the types of the columns of a set id, as the store keeps them."""
-    columns = layout.columns
-    return tuple(str(columns.column_type(name, schema)) for name in columns.set_names)
 
 
 def _check_types(transaction: Transaction, types: tuple[str, ...]) -> None:

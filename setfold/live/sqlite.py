@@ -38,6 +38,7 @@ BUCKETS = "CREATE INDEX states_of_buckets ON states (bucket)"  # for expiry
 APPLICATION = 0x53464C44  # "SFLD": marks the file as a store of setfold
 WAIT = 60.0  # seconds to wait for other writers
 CACHE = 64 << 10  # KiB of pages in memory, for each connection
+CHECKPOINT = 8192  # pages of the log before they are moved to the file: a sync for many commits
 
 
 class SqliteTransaction(Transaction):
@@ -60,10 +61,10 @@ class SqliteTransaction(Transaction):
             yield rows
 
     def next_sequence(self) -> int:
-        ((last,),) = self.run("SELECT value FROM settings WHERE name = 'sequence'")
-        number = int(last) + 1
-        self.set("sequence", str(number))
-        return number
+        ((number,),) = self.run(
+            "UPDATE settings SET value = value + 1 WHERE name = 'sequence' RETURNING value"
+        )
+        return int(number)
 
     def fetch(self, model: int, keys: Sequence[tuple[bytes, int]]) -> list[StateRow]:
         statement = (
@@ -163,6 +164,7 @@ class SqliteDatabase(Database):
             "synchronous = FULL",
             "secure_delete = ON",
             f"cache_size = -{CACHE}",
+            f"wal_autocheckpoint = {CHECKPOINT}",
         ):
             connection.execute(f"PRAGMA {pragma}")
         self.local.connection, self.local.process = connection, os.getpid()
