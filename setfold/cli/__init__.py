@@ -6,6 +6,7 @@ from setfold.cli import (  # noqa: F401  (importing them registers their command
     laws,
     learn,
     live,
+    live_serve,
     live_update,
     weights,
 )

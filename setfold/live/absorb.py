@@ -29,6 +29,8 @@ from setfold.live.times import bucket_of
 from setfold.preprocessing.columns import columns_of
 
 STORE_BYTES = 1 << 28  # states in memory, for each model; more are spilled to a temporary folder
+FEW_ROWS = 1024  # that are absorbed without a temporary folder, if they are not very wide
+NOWHERE = "/dev/null/setfold"  # a folder that cannot be made, for states that are never spilled
 
 
 class Admitted(NamedTuple):
@@ -89,10 +91,25 @@ def admit(
         horizon: The first bucket that has not expired; None if none has.
         sequence: The sequence number of their batch, if it is known from before; None if it is new.
     """
+    keep, late = judge(rows, layout, view, horizon, sequence)
+    if keep.all():
+        return Admitted(rows)
+    left, dropped = rows.filter(pa.array(keep)), int(late.sum())
+    return Admitted(left, dropped, rows.num_rows - left.num_rows - dropped)
+
+
+def judge(
+    rows: pa.RecordBatch,
+    layout: Layout,
+    view: Transaction,
+    horizon: int | None,
+    sequence: int | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return which rows count, and which came too late, (N,) each. The arguments are `admit`'s."""
     keep = np.ones(rows.num_rows, bool)
     if horizon is not None:
         keep &= rows[BUCKET].to_numpy() >= horizon
-    late = int((~keep).sum())
+    late = ~keep
     deletions: dict[bytes, Deletion] = {}
     if view.run("SELECT 1 FROM deletions LIMIT 1"):
         names = names_of(rows, layout)
@@ -104,17 +121,31 @@ def admit(
         elif layout.bucket is not None:  # rows of the bucket of the deletion may be new
             before = rows[BUCKET].to_numpy() < bucket_of(deletion.at, layout.bucket)
             keep &= ~(of_set & before)
-    if keep.all():
-        return Admitted(rows)
-    left = rows.filter(pa.array(keep))
-    return Admitted(left, late, rows.num_rows - left.num_rows - late)
+    return keep, late
 
 
 @contextmanager
-def absorbing(models: Sequence[LiveModel]) -> Iterator[Absorber]:
-    """Return a context in which rows are absorbed, with a temporary folder for large batches."""
+def absorbing(
+    models: Sequence[LiveModel], rows: Sequence[pa.RecordBatch] | None = None
+) -> Iterator[Absorber]:
+    """Return a context in which rows are absorbed, with a temporary folder for large batches.
+
+    Args:
+        models: The models.
+        rows: The rows that will be absorbed, if they are known: a few need no folder.
+    """
+    if rows is not None and _are_few(rows, models):
+        yield Absorber(models, Path(NOWHERE))
+        return
     with TemporaryDirectory(prefix="setfold-", ignore_cleanup_errors=True) as folder:
         yield Absorber(models, Path(folder))
+
+
+def _are_few(rows: Sequence[pa.RecordBatch], models: Sequence[LiveModel]) -> bool:
+    """Whether the states of rows are certain to fit in memory."""
+    number, nbytes = sum(part.num_rows for part in rows), sum(part.nbytes for part in rows)
+    states = number * max((model.encoder.state_nbytes for model in models), default=0)
+    return number <= FEW_ROWS and 8 * states <= STORE_BYTES and 16 * nbytes <= STORE_BYTES
 
 
 class Absorber:

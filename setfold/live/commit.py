@@ -42,16 +42,21 @@ class GroupCommit(Generic[Item, Result]):
 
     def submit(self, item: Item) -> Result:
         """Commit an item, alone or with others, and return its result or raise its exception."""
-        call: _Call[Item, Result] = _Call(item)
+        (result,) = self.submit_all([item])
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    def submit_all(self, items: Sequence[Item]) -> list[Result | BaseException]:
+        """Commit several items, and return the result or the exception of each."""
+        calls: list[_Call[Item, Result]] = [_Call(item) for item in items]
         with self.collecting:
-            self.pending.append(call)
-        while not call.done:
+            self.pending += calls
+        while not all(call.done for call in calls):
             with self.committing:
-                if not call.done:
+                if not all(call.done for call in calls):
                     self._commit_pending()
-        if isinstance(call.result, BaseException):
-            raise call.result
-        return call.result  # type: ignore[return-value]  # it is done
+        return [call.result for call in calls]  # type: ignore[misc]  # they are done
 
     def _commit_pending(self) -> None:
         with self.collecting:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import sys
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,6 +14,7 @@ import pyarrow.compute as pc
 DIGEST_BYTES = 16
 NAME_BYTES, VALUE_BYTES = 4, 8  # of an entry for a column
 ENTRY_BYTES = NAME_BYTES + VALUE_BYTES
+VALID = b"\1"  # a row whose value is not missing
 
 
 class ContentDigest:
@@ -78,6 +82,52 @@ def agree(one: bytes, other: bytes) -> bool:
 def _entries(digest: bytes) -> dict[bytes, bytes]:
     parts = [digest[n : n + ENTRY_BYTES] for n in range(0, len(digest), ENTRY_BYTES)]
     return {part[:NAME_BYTES]: part[NAME_BYTES:] for part in parts}
+
+
+def digests_of(rows: pa.RecordBatch, lengths: Sequence[int]) -> list[bytes]:
+    """Return the digests of several batches whose rows follow one another.
+
+    They are those that `ContentDigest` gives, in a fraction of the time if the batches are small.
+
+    Args:
+        rows: The rows of all batches.
+        lengths: The number of rows of each.
+
+    >>> rows = pa.record_batch({"user": ["a", "b", "b"], "x": [1.0, 2.0, 3.0]})
+    >>> alone = ContentDigest(rows.schema)
+    >>> alone.add(rows.slice(1, 2))
+    >>> digests_of(rows, [1, 2])[1] == alone.result()
+    True
+    """
+    columns = [_slices_of(column) for column in rows.columns]
+    whole = ContentDigest(rows.schema)
+    found = []
+    for start, end in pairwise(accumulate(lengths, initial=0)):
+        whole.rows = end - start
+        whole.columns = [
+            [hashlib.blake2b(part, digest_size=DIGEST_BYTES) for part in contents(start, end)]
+            for contents in columns
+        ]
+        found.append(whole.result())
+    return found
+
+
+def _slices_of(column: pa.Array) -> Callable[[int, int], list[bytes]]:
+    """Return what gives the bytes of some rows of a column, as `_contents` does."""
+    kind = column.type
+    if column.null_count == 0 and pa.types.is_primitive(kind):
+        numbers = column.to_numpy(zero_copy_only=False)
+        size, content = numbers.itemsize, numbers.tobytes()
+        return lambda start, end: [VALID * (end - start), content[start * size : end * size]]
+    if column.null_count == 0 and _plain(kind) == "text" and not pa.types.is_dictionary(kind):
+        texts = column.cast(pa.large_string()).cast(pa.large_binary()).to_pylist()
+        sizes = [len(text).to_bytes(8, sys.byteorder) for text in texts]
+        return lambda start, end: [
+            VALID * (end - start),
+            b"".join(sizes[start:end]),
+            b"".join(texts[start:end]),
+        ]
+    return lambda start, end: _contents(column.slice(start, end - start))
 
 
 def digest_of_file(path: Path) -> bytes:

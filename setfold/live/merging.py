@@ -133,13 +133,14 @@ def table_of_sets(model: LiveModel, rows: Sequence[StateRow]) -> StateTable:
 def tables_of_all(view: Transaction, model: LiveModel, since: int | None) -> Iterator[StateTable]:
     """Yield the states of all sets, merged over their buckets, sorted by name."""
     pending: list[StateRow] = []
-    for rows in view.scan(model.number, since, states_at_once(model)):
-        pending += rows
-        whole = len(pending)  # how many rows are of sets of which all rows were read
+    size = states_at_once(model)
+    for rows in view.scan(model.number, since, size):
+        whole = len(pending) if len(pending) >= size else 0
         while whole and pending[whole - 1].name == pending[-1].name:
-            whole -= 1
+            whole -= 1  # not the last set: some of its buckets may be among the rows that follow
         if whole:
             yield table_of_sets(model, pending[:whole])
             pending = pending[whole:]
+        pending += rows
     if pending:
         yield table_of_sets(model, pending)

@@ -21,9 +21,7 @@ from setfold.live import times
 from setfold.live.absorb import (
     absorb_pieces,
     absorbing,
-    admit,
     horizon_of,
-    names_of,
 )
 from setfold.live.batches import (
     DUPLICATE,
@@ -55,6 +53,7 @@ from setfold.live.reports import Reporting
 from setfold.live.retry import InterruptedTransactionError, repeated
 from setfold.live.states import split_key
 from setfold.live.times import first_bucket
+from setfold.live.together import Bundling, admit_all
 from setfold.live.upgrade import Upgrading
 
 GROUP = 1024  # batches of one transaction
@@ -81,7 +80,7 @@ class Prepared(NamedTuple):
     tables: list[list[StateTable]]
 
 
-class LiveSets(Upgrading, Removing, Exporting, Importing, Reporting):
+class LiveSets(Bundling, Upgrading, Removing, Exporting, Importing, Reporting):
     """The sets of a store. `setfold.live.open` returns it.
 
     It can be used by several threads, and a store by several processes at the same time.
@@ -155,13 +154,18 @@ class LiveSets(Upgrading, Removing, Exporting, Importing, Reporting):
         done: dict[int, Applied] = {}  # in case that a commit is lost on the way back
         try:
             return repeated(lambda: self._apply_together(batches, done), is_identified=True)
-        except StoreError:
-            raise
+        except StoreError as error:  # not raised: others of the group may be applied already
+            return [error] * len(batches)
         except Exception as error:  # a bad row, for example; it is not known of which batch
             if len(batches) == 1:
                 return [error]
-        return [result for batch in batches for result in self._apply([batch])]
+        return self._apply_halves(batches)
 
+    def _apply_halves(self, batches: Sequence[Batch]) -> Sequence[Applied | Exception]:
+        half = len(batches) // 2
+        return [*self._apply(batches[:half]), *self._apply(batches[half:])]
+
+    @torch.no_grad()  # so that encoders keep what they derive from their weights
     def _apply_together(
         self, batches: Sequence[Batch], done: dict[int, Applied]
     ) -> Sequence[Applied | Exception]:
@@ -169,7 +173,7 @@ class LiveSets(Upgrading, Removing, Exporting, Importing, Reporting):
         for _ in range(TRIES):
             prepared = self._prepare(batches, done)
             if prepared is None:
-                return [result for batch in batches for result in self._apply([batch])]
+                return self._apply_halves(batches)
             try:
                 if prepared.applied:
                     self._write(batches, prepared, done)
@@ -184,31 +188,23 @@ class LiveSets(Upgrading, Removing, Exporting, Importing, Reporting):
         """Compute the states of the rows of those batches that were not applied before.
 
         Returns:
-            None if some batches are in some models already, so that each must be applied alone.
+            None if some batches are in some models already, and others may not be.
         """
         with self.database.reading() as view:
             epoch, all_models, horizon = view.epoch(), self._refresh(view), horizon_of(view)
             results, fresh = sort_out(view, batches, done)
             models = models_without(view, all_models, [batches[n].identity for n in fresh])
-            admitted = {
-                number: admit(batches[number].rows, batches[number].layout, view, horizon)
-                for number in fresh
-            }
+            admitted = admit_all({number: batches[number] for number in fresh}, view, horizon)
         if len(models) < len(all_models) and len(batches) > 1:
             return None
-        applied = {}
-        with absorbing(models) as absorber:
-            for number, found in admitted.items():
-                left = absorber.add(found.rows, batches[number].layout)
-                applied[number] = Applied(
-                    "applied" if all_models[0] in models else "duplicate",
-                    left.num_rows,
-                    len(names_of(left, batches[number].layout).unique()),
-                    found.late,
-                    found.deleted,
-                    batches[number].skipped + found.rows.num_rows - left.num_rows,
-                )
+        found: dict[int, Applied] = {}
+        with absorbing(models, [one.rows for one in admitted]) as absorber:
+            for one in admitted:
+                found |= one.applied(absorber.add(one.rows, one.layout))
             tables = [list(absorber.drain(model)) for model in models]
+        if all_models[0] not in models:
+            found = {number: one._replace(status="duplicate") for number, one in found.items()}
+        applied = {number: found[number] for number in fresh}
         return Prepared(epoch, results, applied, all_models, models, tables)
 
     def _write(
@@ -288,7 +284,6 @@ class LiveSets(Upgrading, Removing, Exporting, Importing, Reporting):
     # ---- reading ---------------------------------------------------------------------------
 
     @checked
-    @torch.no_grad()
     def encode(self, names: Names, *, last: str | None = None, head: bool = False) -> Tensor:
         """Return the encodings of some sets, (len(names), ...).
 
@@ -299,16 +294,28 @@ class LiveSets(Upgrading, Removing, Exporting, Importing, Reporting):
                 of the present is the last one.
             head: Whether to apply the head of the model.
         """
+        return self.look_up(names, last=last, head=head)[1]
+
+    @checked
+    @torch.no_grad()
+    def look_up(
+        self, names: Names, *, last: str | None = None, head: bool = False
+    ) -> tuple[list[int], Tensor]:
+        """Return the numbers of elements and the encodings of some sets, at one moment.
+
+        The arguments are those of `encode`.
+        """
         model, wanted, rows = repeated(lambda: self._find(names, last))
         encoder = model.readers[head]
         empty = encoder.readout(encoder.initial_state(1)).cpu()
         if not rows:
-            return empty.expand(len(wanted), *empty.shape[1:]).clone()
+            return [0] * len(wanted), empty.expand(len(wanted), *empty.shape[1:]).clone()
         table = table_of_sets(model, rows)
         found = encoder.readout(table.state.to(encoder.device)).cpu()
         places = {name: place for place, name in enumerate(table.sets.to_pylist())}
-        index = torch.tensor([places.get(name, len(places)) for name in wanted])
-        return torch.cat([found, empty])[index]
+        index = [places.get(name, len(places)) for name in wanted]
+        counts = [*table.count.tolist(), 0]
+        return [counts[place] for place in index], torch.cat([found, empty])[torch.tensor(index)]
 
     @checked
     def count(self, names: Names, *, last: str | None = None) -> list[int]:

@@ -27,6 +27,7 @@ PRAGMAS = (
     "secure_delete = ON",
     "trusted_schema = OFF",  # the file may come from anywhere
     f"cache_size = -{64 << 10}",  # KiB of pages in memory, for each connection
+    "wal_autocheckpoint = 8192",  # pages of the log before they are moved: a sync for many commits
 )
 
 

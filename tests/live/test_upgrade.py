@@ -186,10 +186,10 @@ def test_an_update_that_was_prepared_before_is_prepared_again(sets, monkeypatch)
     new, absorb = slots(), live.sets.absorbing
     numbers = []
 
-    def adding(models):
+    def adding(models, rows=None):
         if not numbers:
             numbers.append(sets.add_model(new))
-        return absorb(models)
+        return absorb(models, rows)
 
     monkeypatch.setattr("setfold.live.sets.absorbing", adding)
     sets.update(events(3), set="user", batch=("days", 3))
