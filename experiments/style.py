@@ -106,6 +106,12 @@ METHODS: dict[str, Look] = {
     "SSE, as printed, learned": Look(ORANGE, "P", MIXED, hatch="++"),
     "SSE, as printed, random": Look(ORANGE, "P", DOTTED, hatch="//", hollow=True),
     "SSE → Set Transformer": Look(BLACK, "p", LONG, hatch="++"),
+    "Mean and max": Look(BLUE, "s", SHORT, hatch="++", hollow=True),
+    "Maxima of every layer": Look(SKY, "D", MIXED, hatch="\\\\", hollow=True),
+    "Max, weighted means, mass": Look(PURPLE, "P", LONG, hatch="++"),
+    "Mean, max, slots": Look(PURPLE, "X", DOTTED, hatch="xx", hollow=True),
+    "SSE, sharp": Look(ORANGE, "1", SHORT, hatch="--"),
+    "SSE, many slots": Look(ORANGE, "2", DOTTED, hatch="..", hollow=True),
     "SSE, slots attended": Look(VERMILION, "8", LONG, hatch="--"),
     "SSE, wide slots": Look(VERMILION, "<", MIXED, hatch="||"),
     "SSE, slots apart": Look(VERMILION, "*"),
@@ -214,6 +220,8 @@ def legend(drawing: Figure) -> None:
         for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
             found.setdefault(name, handle)
     names = list(looks(found))
+    if not names:  # what a figure shows was not run yet
+        return
     rows = next(rows for rows in range(1, len(names) + 1) if _legend_width(names, rows) <= WIDTH)
     drawing.set_figheight(drawing.get_figheight() + 0.18 * rows)  # panels keep their height
     handles = [found[name] for name in names]

@@ -346,6 +346,7 @@ def by_vmap(encoding, elements, slopes):
     return vmap(lambda slope: torch.autograd.grad(encoding, elements, slope)[0])(slopes)
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of torch's attention
 @pytest.mark.parametrize("batched", [by_torch, by_vmap])
 @pytest.mark.parametrize("length", [9, 300, 5000])
 @pytest.mark.parametrize("name", ENCODERS)
