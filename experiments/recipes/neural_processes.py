@@ -211,6 +211,8 @@ def headline(records: Sequence[Record]) -> str:
     """Rank the models by NLL, and compare updates of the largest set."""
     costs = [one for one in records if one.settings["data"] == UPDATES]
     lines = report.traces(costs, "milliseconds", "held")
+    if not lines:  # not measured yet
+        return processes_headline(records)
     most = max(held for line in lines.values() for held in line)
     times = {method: line[most] for method, line in lines.items()}
     update = f"Update of {most:,g} pixels, in milliseconds: {ranking(times, best=min, digits=1)}"

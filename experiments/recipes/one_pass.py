@@ -4,8 +4,8 @@
 
 Not in the paper.
 Measured: point clouds, 100 points: Places 0.8504; Deep Sets, max 0.8332; Max, weighted means, mass
-0.8320; Maxima of every layer 0.8312; Mean, max, slots 0.8271; Mean and max 0.8246; SSE, slots apart
-0.8242; SSE, many slots 0.8242; SSE, sharp 0.8213; SSE → Set Transformer 0.8013; Deep Sets 0.7518.
+0.8320; Maxima of every layer 0.8312; Mean, max, slots 0.8271; Mean and max 0.8246; SSE, many slots
+0.8242; SSE, slots apart 0.8242; SSE, sharp 0.8213; SSE → Set Transformer 0.8013; Deep Sets 0.7518.
 centroids of images, 1 supports: Deep Sets 0.2158; Mean and max 0.2122; Deep Sets, max 0.2082;
 Maxima of every layer 0.2040; SSE, sharp 0.2032; SSE, slots apart 0.2025; SSE → Set Transformer
 0.1961; Max, weighted means, mass 0.1929; Mean, max, slots 0.1892; SSE, many slots 0.1789; Mean of
