@@ -9,7 +9,7 @@ DOCS_STAMP := $(VENV)/.installed-docs
 RELEASE_STAMP := $(VENV)/.installed-release
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help native demo test check format stress bench docs wheels clean
+.PHONY: help native demo live test check format stress bench docs wheels clean
 
 help: ## Show the targets.
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
@@ -24,7 +24,7 @@ $(VENV)/bin/python:
 $(RUN_STAMP): pyproject.toml hatch_build.py constraints.txt | $(VENV)/bin/python
 	@echo "installing setfold into $(VENV) (the first time takes a few minutes)"
 	@$(INSTALL) "$$(grep '^torch==' constraints.txt)"
-	@$(INSTALL) --editable '.[experiments]'
+	@$(INSTALL) --editable '.[experiments,serve]'
 	@touch $@
 
 $(DEV_STAMP): $(RUN_STAMP)
@@ -47,6 +47,9 @@ $(RELEASE_STAMP): $(DEV_STAMP)
 
 demo: $(RUN_STAMP) native ## Complete digits as their pixels arrive, fold ten million elements: a page shows both.
 	@$(BIN)/python -m demo
+
+live: $(RUN_STAMP) native ## Reveal sets element by element on a page, split and merge them (trains for two minutes, once).
+	@$(BIN)/python -m demo.live
 
 test: $(DEV_STAMP) native ## Run all tests, the examples in docstrings among them.
 	@$(BIN)/python -m pytest -n auto --dist worksteal

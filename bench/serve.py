@@ -80,16 +80,15 @@ def serving(folder: Path) -> Iterator[tuple[str, int, int]]:
     live.create(folder / "live.db", encoder.eval()).close()
     command = [sys.executable, "-m", "setfold.cli", "live", "serve", str(folder / "live.db")]
     environment = {name: value for name, value in os.environ.items() if name != "SETFOLD_TOKEN"}
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [*command, "--port", "0"], stdout=subprocess.PIPE, text=True, env=environment
-    )
-    try:
-        assert process.stdout is not None
-        host, port = process.stdout.readline().rpartition("//")[2].strip().split(":")
-        yield host, int(port), process.pid
-    finally:
-        process.terminate()
-        process.wait()
+    ) as process:
+        try:
+            assert process.stdout is not None
+            host, port = process.stdout.readline().rpartition("//")[2].strip().split(":")
+            yield host, int(port), process.pid
+        finally:
+            process.terminate()
 
 
 async def load(
@@ -167,7 +166,8 @@ def seconds_of(process: int) -> float:
 
 async def measure(host: str, port: int, process: int, seconds: float, clients: int) -> str:
     """Load a service, and return what was found."""
-    await load(host, port, [updates(number, 1.0) for number in range(1000, 1000 + clients)])
+    warm_up = [updates(number, seconds / 5) for number in range(1000, 1000 + clients)]
+    await load(host, port, warm_up)
     before, own, used = memory_of(process), time.process_time(), seconds_of(process)
     took, times, failed = await load(
         host, port, [updates(number, seconds) for number in range(clients)]

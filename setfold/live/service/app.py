@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from typing import Annotated, Any
 
@@ -218,10 +218,12 @@ async def _handle(request: Request, error: Exception) -> Response:
     return answer_to(error)
 
 
-async def _after(first: bytes, parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    yield first
-    async for part in parts:
-        yield part
+async def _after(first: bytes, parts: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """Yield a first part and then others, whose generator is closed when this one is."""
+    async with aclosing(parts):
+        yield first
+        async for part in parts:
+            yield part
 
 
 def _shown(name: Any) -> Any:

@@ -7,7 +7,7 @@ more memory. It reads the sets that it needs, and listens again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import orjson
@@ -93,7 +93,7 @@ class Changes:
         if len(self.listeners) >= self.limit or self.stopping:
             raise RefusedError(429, f"{len(self.listeners)} clients listen already.", RETRY)
 
-    async def listen(self) -> AsyncIterator[bytes]:
+    async def listen(self) -> AsyncGenerator[bytes, None]:
         """Yield the events for a client, and a sign of life if there are none."""
         listener = Listener()
         self.listeners.add(listener)

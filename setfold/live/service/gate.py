@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from setfold.live.service.messages import error_response
+from setfold.live.service.messages import CLOSE, error_response
 from setfold.live.service.metrics import SECONDS, Metrics
 
 OPEN = frozenset({"/", "/docs", "/openapi.json", "/healthz", "/readyz"})  # they say nothing secret
@@ -74,7 +74,10 @@ class Gate:
             if name in LOCAL_HOSTS:
                 return None
             return error_response(
-                421, "Refused", "the service has no token, so it is for http://127.0.0.1 only."
+                421,
+                "Refused",
+                "the service has no token, so it is for http://127.0.0.1 only.",
+                CLOSE,
             )
         if scope["path"] in OPEN:
             return None
@@ -84,5 +87,5 @@ class Gate:
             401,
             "Refused",
             "expected the header Authorization: Bearer TOKEN, with the token of this service.",
-            {"WWW-Authenticate": "Bearer"},
+            {"WWW-Authenticate": "Bearer", **CLOSE},
         )

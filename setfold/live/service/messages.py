@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -166,7 +166,7 @@ class StreamResponse(Response):
         timeout: Seconds that a client may take for a part.
     """
 
-    def __init__(self, parts: AsyncIterator[bytes], media_type: str, timeout: float) -> None:
+    def __init__(self, parts: AsyncGenerator[bytes, None], media_type: str, timeout: float) -> None:
         super().__init__(media_type=media_type, headers={"Cache-Control": "no-store"})
         self.parts, self.timeout = parts, timeout
 
@@ -184,7 +184,7 @@ class StreamResponse(Response):
             pass  # without its end, an answer is cut off, and the client can tell
         finally:
             gone.cancel()
-            await self.parts.aclose()  # type: ignore[attr-defined]  # they are generators
+            await self.parts.aclose()
 
     async def _next(self, gone: asyncio.Task[None]) -> bytes | None:
         """Return the next part; None if there is none, or if nobody waits for it."""

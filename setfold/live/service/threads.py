@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Event
 from typing import Any, TypeVar
@@ -58,7 +58,7 @@ class Threads:
         if not called.cancelled():
             called.exception()  # so that nobody complains about one that nobody waits for
 
-    async def stream(self, make: Callable[[], Iterator[bytes]]) -> AsyncIterator[bytes]:
+    async def stream(self, make: Callable[[], Iterator[bytes]]) -> AsyncGenerator[bytes, None]:
         """Yield what a generator yields, which runs in a thread of its own, a few parts ahead.
 
         Raises:

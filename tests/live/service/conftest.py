@@ -10,9 +10,6 @@ import threading
 from contextlib import contextmanager
 
 import pytest
-
-pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
-
 from starlette.testclient import TestClient
 
 import setfold

@@ -1,0 +1,1 @@
+"""A page on which sets arrive element by element: `make live`."""
