@@ -19,7 +19,7 @@ from setfold.errors import InputError
 class RaggedBatch(NamedTuple):
     """Several sets, as an encoder takes them.
 
-    Args:
+    Attributes:
         elements: `(N, d)`, the rows of all sets.
         index: `(N,)`, the set of each row.
         batch_size: The number of sets B.

@@ -75,7 +75,7 @@ class Plan:
 class Progress(NamedTuple):
     """Where a training is, for a callback.
 
-    Args:
+    Attributes:
         step: The number of steps that are done.
         epoch: The number of epochs that are done.
         epochs: The number of epochs of the training.
