@@ -66,7 +66,9 @@ def section(records: Sequence[Record]) -> Section:
     return curve_section(values, "points", "accuracy", best=max, digits=4, log=True)
 
 
-def comparisons(records: Sequence[Record]) -> list[Comparison]:
+def comparisons(
+    records: Sequence[Record], aside: Sequence[str] = ("ISAB, max", "Places")
+) -> list[Comparison]:
     """Compare the encoder as printed with both Deep Sets, and others with the matched one."""
     values, unit = report.traces(records, "accuracy", "points"), " points"
     matched, plain = "Deep Sets, max, matched", "Deep Sets, max"
@@ -75,7 +77,7 @@ def comparisons(records: Sequence[Record]) -> list[Comparison]:
         for slots in ("learned", "random")
         for one in against(values, f"SSE, as printed, {slots}", (matched, plain), ACCURACY, unit)
     ]
-    for method in ("ISAB, max", "Places"):
+    for method in aside:
         found += against(values, method, [matched], ACCURACY, unit, part=Part.ASIDE)
     return found
 

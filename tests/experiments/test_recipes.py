@@ -108,12 +108,16 @@ EQUAL_PARAMETERS = (
     "places-digits",
     "places-large-faces",
     "modelnet-long",
+    "modelnet-longest",
     "one-pass",
     "neural-processes",
     "neural-processes-large",
     "needles",
 )
-SMALLER = {"modelnet-long": ["Deep Sets, max"]}  # as in the recipe that it extends
+SMALLER = {  # as in the recipe that they extend
+    "modelnet-long": ["Deep Sets, max"],
+    "modelnet-longest": ["Deep Sets, max"],
+}
 
 
 @pytest.mark.parametrize("name", EQUAL_PARAMETERS)
