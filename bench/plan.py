@@ -201,7 +201,7 @@ class Bounds:
     files_linear: float = 2.2
     files_flat: float = 1.1
     frames: float = 1.5
-    groups: float = 1.0
+    groups: float = 1.1
     groups_memory: float = 1.5
 
 

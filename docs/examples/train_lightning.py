@@ -29,13 +29,14 @@ Labelled = tuple[Path, Tensor]
 
 
 def write_sets(folder: Path, rows: int) -> list[Labelled]:
-    """Files with one set (1, rows, 3) each, and their classes: is the middle of the set denser?"""
+    """Files with one set (1, rows, 3) each, and their classes: is the right half of it narrower?"""
     found = []
     for number in range(SETS):
         file, label = folder / f"set{number}.npy", number % 3 % 2
         if not file.exists():
             draw = np.random.default_rng(number).standard_normal((1, rows, 3), dtype=np.float32)
-            np.save(file, draw / (1 + label * (draw[..., :1] > 0)))
+            draw[draw[..., 0] > 0, 1:] /= 1 + label
+            np.save(file, draw)
         found.append((file, torch.tensor([label])))
     return found
 
