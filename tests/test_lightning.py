@@ -54,7 +54,9 @@ def assert_trained(folder, whole):
 
 def test_one_process_trains_as_if_the_sets_were_in_memory(folder, whole, capsys):
     run_program(PROGRAM, folder, "--rows", ROWS)
-    (apart,) = re.findall(r"largest difference from the plain loop: (\S+)\n", capsys.readouterr().out)
+    (apart,) = re.findall(
+        r"largest difference from the plain loop: (\S+)\n", capsys.readouterr().out
+    )
     assert float(apart) < 1e-6
     assert_trained(folder, whole)
 

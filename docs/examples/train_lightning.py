@@ -36,7 +36,7 @@ def write_sets(folder: Path, rows: int) -> list[Labelled]:
         if not file.exists():
             draw = np.random.default_rng(number).standard_normal((1, rows, 3), dtype=np.float32)
             draw[draw[..., 0] > 0, 1:] /= 1 + label
-            np.save(file, draw)
+            np.save(file, draw[:, draw[0, :, 0].argsort()])  # sorted: no part is like the whole
         found.append((file, torch.tensor([label])))
     return found
 
@@ -69,7 +69,9 @@ class FoldedClassifier(pl.LightningModule):
 
     def train_dataloader(self) -> DataLoader[Labelled]:
         """One set at a time: a share of them for each process, or all for all."""
-        share = slice(None) if self.spread else slice(self.global_rank, None, self.trainer.world_size)
+        share = (
+            slice(None) if self.spread else slice(self.global_rank, None, self.trainer.world_size)
+        )
         return DataLoader(self.sets[share], batch_size=None)
 
     def training_step(self, batch: Labelled, number: int) -> Tensor:
