@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bench import (
+    aggregations,
     disk,
     files,
     folds,
@@ -38,7 +39,7 @@ from bench.peers import PEERS
 from bench.plan import EXTREME_SHAPES, FULL, MIDDLE, NARROW, QUICK, SHAPES, SMALL_LENGTHS, Plan
 from bench.results import Results, pass_name
 
-PARTS = ("peers", "sizes", "kernels", "encoders", "gradients", "files", "frames")
+PARTS = ("peers", "sizes", "kernels", "encoders", "gradients", "files", "frames", "pyg")
 FILE_WIDTH = 145  # columns of output to a pipe or a file
 
 
@@ -65,6 +66,7 @@ def steps(plan: Plan, directory: Path, only: str | None = None) -> list[Step]:
         "gradients": gradient_steps(plan, directory),
         "files": file_steps(plan, directory),
         "frames": frame_steps(plan),
+        "pyg": group_steps(plan),
     }
     chosen = parts.values() if only is None else [parts[only]]
     return [Step("load all libraries", _load), *chain(*chosen)]
@@ -176,6 +178,18 @@ def frame_steps(plan: Plan) -> list[Step]:
     """Return the measurements of sets in data frames."""
     run = partial(frames.compare, plan=plan)
     return [Step(f"sets in data frames, n = {plan.frame_rows:,}", run)]
+
+
+def group_steps(plan: Plan) -> list[Step]:
+    """Return the measurements of groups of rows, as in graphs."""
+    found = [RECYCLE]
+    for layout, backward in product(aggregations.LAYOUTS, (False, True)):
+        run = partial(aggregations.compare, plan=plan, layout=layout, backward=backward)
+        found.append(Step(f"aggregations of PyG, {layout}, {pass_name(backward)}", run))
+    if memory.can_measure():
+        run = partial(memory.measure_groups, plan=plan)
+        found.append(Step("memory of aggregations", run))
+    return [*found, Step("aggregations of PyG", partial(aggregations.judge, plan=plan))]
 
 
 def _load(results: Results) -> None:

@@ -25,11 +25,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from bench.aggregations import AGGREGATIONS, LAYOUTS, one_grouping
 from bench.encoders import ENCODERS, EQUIVARIANT, INDUCED, SOFTMAX
 from bench.folds import GRADIENTS, one_fold, passes, stream
 from bench.machine import return_memory
 from bench.peers import ATTENTION, LITERAL, ON_FEATURES, OURS, PEERS, SEEDS
-from bench.plan import BOUNDS, GRADIENT_CHUNK, NARROW, Plan, power
+from bench.plan import BOUNDS, GRADIENT_CHUNK, NARROW, ROWS_PER_GROUP, Plan, power
 from bench.results import MEGABYTE, MemoryCase, Results, Target, Way
 from bench.speed import one_pass
 from bench.timing import Contender
@@ -44,15 +45,20 @@ BESIDE_PEERS = {  # rows of the first table and lines of its plot
 }
 JUDGED_FOLDS = (INDUCED, EQUIVARIANT, SOFTMAX)
 WARM_UP_LENGTH = 5_000  # large enough to use the same kernels as large sets
+WARM_UP_GROUPS = 20
 RESET = Path("/proc/self/clear_refs")
 
 
 # ---- runs in the measured process ----------------------------------------------------------------
 
 
-def peak_above_input(module: nn.Module, way: Way, length: int) -> int:
-    """Return the peak bytes of one training pass or fold, above the memory before it."""
-    small, run = _warm_up(module, way, length), _prepared(module, way, length)
+def peak_above_input(small: Contender, run: Contender) -> int:
+    """Return the peak bytes of one training pass or fold, above the memory before it.
+
+    Args:
+        small: what warms up.
+        run: what is measured.
+    """
     small()
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
@@ -60,6 +66,17 @@ def peak_above_input(module: nn.Module, way: Way, length: int) -> int:
     before = status("VmRSS")
     run()
     return max(0, status("VmHWM") - before)
+
+
+def _runs(case: MemoryCase) -> tuple[Contender, Contender]:
+    """Return what warms up, and what is measured."""
+    name, way, length = case
+    if way in LAYOUTS:
+        groups = length // ROWS_PER_GROUP
+        few, many = (LAYOUTS[way](n) for n in (min(WARM_UP_GROUPS, groups), groups))
+        return one_grouping(name, few, True), one_grouping(name, many, True)
+    module = (PEERS | ENCODERS | ON_FEATURES)[name].build(NARROW)
+    return _warm_up(module, way, length), _prepared(module, way, length)
 
 
 def _warm_up(module: nn.Module, way: Way, length: int) -> Contender:
@@ -106,14 +123,13 @@ def main() -> None:
 
 def _forked_peak(case: MemoryCase) -> int:
     """Measure a case in a fork of this process."""
-    peer = (PEERS | ENCODERS | ON_FEATURES)[case.name]
-    module = peer.build(NARROW)  # loads its library once
+    runs = _runs(case)  # loads libraries once
     gc.freeze()  # otherwise garbage collection in the fork would copy these pages
     context = multiprocessing.get_context("fork")
     reader, writer = context.Pipe(duplex=False)
 
     def measure() -> None:
-        writer.send(peak_above_input(module, case.way, case.length))
+        writer.send(peak_above_input(*runs))
 
     process = context.Process(target=measure)
     process.start()
@@ -141,6 +157,16 @@ def measure_peers(results: Results, plan: Plan) -> None:
 def measure_encoders(results: Results, plan: Plan) -> None:
     """Measure every encoder: whole sets, folds, and folds with backward pass."""
     measure(results, _encoder_cases(plan))
+
+
+def measure_groups(results: Results, plan: Plan) -> None:
+    """Measure every aggregation whose padding fits."""
+    rows = plan.groups * ROWS_PER_GROUP
+    found = product(LAYOUTS.items(), AGGREGATIONS.values())
+    cases = [
+        MemoryCase(a.name, way, rows) for (way, sizes), a in found if a.bears(sizes(plan.groups))
+    ]
+    measure(results, cases)
 
 
 def measure(results: Results, cases: Iterable[MemoryCase]) -> None:

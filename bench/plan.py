@@ -58,6 +58,7 @@ class Plan:
         file_rounds: number of rounds for the files.
         frame_rows: number of elements in the data frames.
         frame_rounds: number of rounds for the data frames.
+        groups: number of groups of rows for aggregations of graphs.
     """
 
     lengths: tuple[int, ...] = (1_000, 10_000, 100_000)
@@ -91,6 +92,7 @@ class Plan:
     file_rounds: int = 3
     frame_rows: int = 1_000_000
     frame_rounds: int = 11
+    groups: int = 2_000
 
     @property
     def for_encoders(self) -> Plan:
@@ -137,6 +139,7 @@ QUICK = Plan(
     file_rounds=1,
     frame_rows=4_000,
     frame_rounds=1,
+    groups=20,
 )
 
 
@@ -157,6 +160,7 @@ GRAPH_LIMIT = 4_000.0  # MB above the input; autograd on whole sets is tried up 
 LONGEST_SHORT_SET = 20
 FILES, FILE_SETS = 40, 2_000  # number of files and sets in the benchmark on files
 FILES_MEMORY = 2_000_000_000  # bytes, the default of `setfold encode`
+ROWS_PER_GROUP = 100  # of aggregations of graphs, on average
 SMALL_LENGTHS = (1, 10, 100)  # elements per small update
 SMALL_TRAINED, SMALL_ENCODED = 100, 1_000  # elements of one small set
 
@@ -197,6 +201,8 @@ class Bounds:
     files_linear: float = 2.2
     files_flat: float = 1.1
     frames: float = 1.5
+    groups: float = 1.1
+    groups_memory: float = 1.5
 
 
 def _by_shape(*bounds: float) -> dict[Shape, float]:

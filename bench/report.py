@@ -12,6 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from bench.aggregations import AGGREGATIONS, FIRST, GROUP_NOTES, LAYOUTS
 from bench.encoders import ENCODER_NOTES, ENCODERS
 from bench.files import FILES_NOTES, READING, SHAPE
 from bench.folds import passes
@@ -21,7 +22,7 @@ from bench.instructions import INSTRUCTION_NOTES, contenders
 from bench.machine import described
 from bench.memory import BESIDE_PEERS
 from bench.peers import NOTES, OURS, PEERS
-from bench.plan import FOLD_CHUNK, GRAPH_LIMIT, NARROW, SHAPES, power
+from bench.plan import FOLD_CHUNK, GRAPH_LIMIT, NARROW, ROWS_PER_GROUP, SHAPES, power
 from bench.results import (
     TITLES,
     TORCH_KERNELS,
@@ -82,6 +83,7 @@ def write(results: Results, facts: Facts, pictures: dict[str, str], directory: P
         "folds": [cost.described() for cost in results.folds],
         "files": [cost.described() for cost in results.files],
         "frames": [cost.described() for cost in results.frames],
+        "groups": [cost.described() for cost in results.groups],
         "training steps": [cost.described() for cost in results.training_steps],
         "memory": [
             {**case._asdict(), "megabytes": megabytes} for case, megabytes in results.memory.items()
@@ -104,6 +106,7 @@ def show(results: Results, facts: Facts, console: Console) -> None:
         *gradient_tables(results),
         *file_tables(results),
         *frame_tables(results),
+        *group_tables(results),
     )
     for sheet in (*tables, target_sheet(results)):
         console.print(_drawn(sheet, console.width))
@@ -240,6 +243,32 @@ def frame_tables(results: Results) -> Iterator[Sheet]:
             rows.append((name, f"{nanoseconds:.0f}", f"{cost.timings.ratio(name, KERNEL):.2f}×"))
         title = f"CPU time of encode_frame, {power(cost.rows)} elements, {SHAPE}"
         yield Sheet(title, ("", "ns / element", f"/ {KERNEL}"), rows, "lrr")
+
+
+def group_tables(results: Results) -> Iterator[Sheet]:
+    """Make the table of aggregations: time relative to the first, and memory or what padding needs."""
+    if not results.groups:
+        return
+    groups = results.plan.groups
+    rows = groups * ROWS_PER_GROUP
+    table: list[Row] = []
+    for name, found in AGGREGATIONS.items():
+        row = [name]
+        for cost in results.groups:
+            known = name in cost.timings.samples
+            row.append(f"{cost.timings.ratio(name, FIRST):.2f}" if known else NOTHING)
+        for layout, sizes in LAYOUTS.items():
+            case, least = MemoryCase(name, layout, rows), found.padding(sizes(groups))
+            known, fits = case in results.memory, found.bears(sizes(groups))
+            needed = f"{results.memory[case]:,.0f}" if known else NOTHING
+            row.append(needed if fits else f"> {least:,.0f}")
+        table.append(tuple(row))
+    took = (f"{cost.timings.seconds(FIRST) * 1e3:.3g} ms" for cost in results.groups)
+    table.append((f"{FIRST} took", *took, NOTHING, NOTHING))
+    times = (f"{'f+b' if c.backward else 'f'} {c.layout.split()[0]}" for c in results.groups)
+    heading = ("", *times, *(f"MB {layout.split()[0]}" for layout in LAYOUTS))
+    title = f"Time of aggregations / {FIRST}'s, and peak memory, {rows:,} rows, {groups:,} groups"
+    yield Sheet(title, heading, table, "l" + "r" * (len(heading) - 1))
 
 
 def time_sheets(what: str, cells: list[Cell], names: Iterable[str]) -> Iterator[Sheet]:
@@ -388,6 +417,7 @@ def _markdown(results: Results, facts: Facts, pictures: dict[str, str]) -> str:
     lines += _chapter("Gradients of sets that do not fit", gradient_tables(results), GRADIENT_NOTES)
     lines += _chapter("Sets in files", file_tables(results), FILES_NOTES)
     lines += _chapter("Sets in data frames", frame_tables(results), FRAMES_NOTES)
+    lines += _chapter("Groups of rows in graphs", group_tables(results), GROUP_NOTES)
     lines += ["", "## Pictures"] if pictures else []
     for file, caption in pictures.items():
         lines += ["", f"![{caption}]({file})"]

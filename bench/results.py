@@ -92,7 +92,8 @@ class Roofline:
 class Way(StrEnum):
     """How a set is processed: in one call or in chunks.
 
-    Like `TRAINED`, the ways after it are training steps; they differ in the kind of gradient.
+    Like `TRAINED`, the ways after it are training steps; they differ in the kind of gradient, or
+    train on many sets at once.
     """
 
     WHOLE = "forward+backward"
@@ -104,6 +105,8 @@ class Way(StrEnum):
     UNBIASED_4 = "fold, unbiased, 4 chunks"
     UNBIASED_16 = "fold, unbiased, 16 chunks"
     SUBSET = "fold, subset of 1 chunk"
+    EQUAL = "equal groups"
+    SKEWED = "skewed groups"
 
 
 class MemoryCase(NamedTuple):
@@ -192,6 +195,26 @@ class FramesCost:
         }
 
 
+@dataclass(frozen=True)
+class GroupsCost:
+    """Timings of all aggregations on rows in groups."""
+
+    layout: Way
+    groups: int
+    backward: bool
+    timings: Timings
+
+    def described(self) -> dict[str, Any]:
+        names = list(self.timings.samples)
+        return {
+            "groups": self.groups,
+            "layout": self.layout,
+            "pass": pass_name(self.backward),
+            "rounds": self.timings.rounds,
+            "seconds": {name: self.timings.seconds(name) for name in names},
+        }
+
+
 TITLES = {
     1: "Speed on whole sets, sum and mean",
     2: "Peak memory above the input",
@@ -207,6 +230,7 @@ TITLES = {
     12: "Cost of an element with many slots on a grid",
     13: "Speed of PyG's modules in setfold",
     14: "Sets in data frames",
+    15: "Groups of rows, compared with PyG's aggregations",
 }
 
 
@@ -272,6 +296,7 @@ class Results:
         training_steps: timings of training steps.
         files: measurements of sets in files.
         frames: measurements of sets in data frames.
+        groups: timings of aggregations.
         omissions: measurements that were left out, and why.
         durations: name and seconds of each step of the run.
         targets: the targets and their results.
@@ -288,6 +313,7 @@ class Results:
     training_steps: list[StepCost] = field(default_factory=list)
     files: list[FilesCost] = field(default_factory=list)
     frames: list[FramesCost] = field(default_factory=list)
+    groups: list[GroupsCost] = field(default_factory=list)
     omissions: list[str] = field(default_factory=list)
     durations: list[tuple[str, float]] = field(default_factory=list)
     targets: list[Target] = field(default_factory=list)

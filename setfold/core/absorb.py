@@ -13,10 +13,10 @@ from torch import Tensor
 
 from setfold.core.inputs import Chunk
 from setfold.core.state import SetState
-from setfold.core.statistic import Fields, Statistics, find_non_finite, identity, join, spread
+from setfold.core.statistic import Fields, Statistics, find_non_finite, identity, join
 from setfold.errors import NonFiniteError
 from setfold.kernels.modes import needs_plain_formula
-from setfold.kernels.ragged import group_by_length
+from setfold.kernels.ragged import gather_groups
 
 if TYPE_CHECKING:
     from setfold.core.encoder import StreamingSetEncoder
@@ -160,6 +160,8 @@ def _combine_all(
     combine: Callable[[Fields, Statistics, Statistics], Statistics],
 ) -> Statistics:
     """Statistics, which are not changed, combined with what arrives."""
+    if torch.is_grad_enabled():
+        arrived = at_once(arrived)
     copied = False
     for sets, found in arrived:
         if sets is None:
@@ -176,6 +178,23 @@ def _combine_all(
             for whole, part in zip(statistics[name], parts, strict=True):
                 whole.index_copy_(0, sets, part)
     return statistics
+
+
+def at_once(arrived: Iterable[tuple[Tensor | None, Statistics]]) -> Arrivals:
+    """Arrivals with a graph, which are of different sets, as one.
+
+    The gradient of each step that changes some sets is as large as the statistics of all sets.
+    """
+    steps = list(arrived)
+    if len(steps) < 2:
+        yield from steps
+        return
+    numbers, found = zip(*steps, strict=True)
+    joined = {
+        name: tuple(map(torch.cat, zip(*(step[name] for step in found), strict=True)))
+        for name in found[0]
+    }
+    yield torch.cat(numbers), joined
 
 
 def arrivals(
@@ -273,10 +292,7 @@ def _ragged(
         if at_once is not None:
             yield from at_once
             return
-    for sets, rows, mask in group_by_length(chunk.index, batch_size):
-        some = elements[rows]  # (b, length, d)
-        if mask is not None:  # the padding is rows of other sets
-            some = some.masked_fill(~spread(mask, some), 0)
+    for sets, some, mask in gather_groups(elements, chunk.index, batch_size):
         if context:
             some = encoder.featurize(some, mask, tuple(part[sets] for part in context))
         yield sets, absorb(some, mask, prepared)

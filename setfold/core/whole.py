@@ -14,7 +14,7 @@ from setfold.core.primitives import SetEncoder
 from setfold.core.statistic import spread
 from setfold.core.weights import first_tensor
 from setfold.kernels.modes import needs_plain_formula
-from setfold.kernels.ragged import group_by_length
+from setfold.kernels.ragged import gather_groups
 
 
 class WholeSetEncoder(SetEncoder):
@@ -77,8 +77,8 @@ class WholeSetEncoder(SetEncoder):
             return self._encode_nothing(chunk, sets)
         if chunk.index is not None:
             groups = [
-                (some, self.encode(_zero_padding(chunk.elements[rows], mask), mask))
-                for some, rows, mask in group_by_length(chunk.index, sets)
+                (some, self.encode(rows, mask))
+                for some, rows, mask in gather_groups(chunk.elements, chunk.index, sets)
             ]
             return _scatter(groups, sets)
         if chunk.mask is None:
@@ -103,14 +103,7 @@ class WholeSetEncoder(SetEncoder):
         return some.new_zeros(sets, *some.shape[1:])
 
 
-def _zero_padding(elements: Tensor, mask: Tensor | None) -> Tensor:
-    return elements if mask is None else elements.masked_fill(~spread(mask, elements), 0)
-
-
 def _scatter(groups: list[tuple[Tensor, Tensor]], sets: int) -> Tensor:
     """Combine encodings (b, ...) of some sets each into one (B, ...); zeros for all other sets."""
-    some = groups[0][1]
-    encoding = some.new_zeros(sets, *some.shape[1:])
-    for numbers, found in groups:
-        encoding = encoding.index_put((numbers,), found)
-    return encoding
+    numbers, found = (torch.cat(parts) for parts in zip(*groups, strict=True))
+    return found.new_zeros(sets, *found.shape[1:]).index_put((numbers,), found)

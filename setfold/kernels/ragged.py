@@ -59,6 +59,33 @@ def group_by_length(index: Tensor, batch_size: int) -> Iterator[Group]:
             yield Group(sets, rows, place < lengths[first:stop, None])
 
 
+def gather_groups(
+    elements: Tensor, index: Tensor, batch_size: int
+) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+    """The sets of a ragged batch as dense batches (sets (b,), rows (b, length, ...), mask), by length.
+
+    With a graph, all rows are gathered at once: the gradient of each piece that is gathered on its
+    own is as large as all elements. Padding is zero.
+
+    Args:
+        elements: (N, ...).
+        index: (N,), the set of each row, in any order.
+        batch_size: the number of sets. Empty sets are in no group.
+    """
+    groups: Iterable[Group] = group_by_length(index, batch_size)
+    pieces: Iterator[Tensor] | None = None
+    if torch.is_grad_enabled() and elements.requires_grad:
+        groups = list(groups)
+        wanted = [group.rows.reshape(-1) for group in groups]
+        gathered = elements.index_select(0, torch.cat(wanted))
+        pieces = iter(gathered.split([len(rows) for rows in wanted]))
+    for sets, rows, mask in groups:
+        some = elements[rows] if pieces is None else next(pieces).unflatten(0, rows.shape)
+        if mask is not None:
+            some = some.masked_fill(~mask.view(*mask.shape, *[1] * (some.dim() - 2)), 0)
+        yield sets, some, mask
+
+
 def stable_order(numbers: Tensor, bound: int) -> Tensor:
     """Return the order (N,) that sorts integers (N,) from 0 up to a bound, which is not reached."""
     return torch.argsort(numbers.to(_narrowest(bound)), stable=True)

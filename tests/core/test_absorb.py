@@ -508,3 +508,38 @@ def test_ragged_rows_are_joined_to_what_a_state_holds(begin, aggregate):
             expected = encoder.update(encoder.initial_state(), elements.unsqueeze(0))
             assert int(found.count[number]) == len(elements)
             assert_close(encoder.readout(found[number]), encoder.readout(expected))
+
+
+# ---- gradients of ragged batches ---------------------------------------------------------------
+
+
+def nodes_behind(tensor):
+    """All nodes of the graph of a tensor."""
+    found, waiting = set(), [tensor.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in found:
+            found.add(node)
+            waiting += [before for before, _ in node.next_functions]
+    return found
+
+
+@pytest.mark.parametrize(
+    "encoder",
+    [
+        setfold.Pool(3, "max"),
+        setfold.AttentionPool(3, 2, 4),
+        setfold.DeepSets(nn.Linear(3, 4), 4),
+        setfold.SetTransformer(3, 4, num_inducing=2),
+        setfold.FullSetTransformer(3, 4),
+    ],
+    ids=lambda encoder: type(encoder).__name__,
+)
+def test_no_step_of_a_backward_pass_is_as_large_as_all_sets_for_each_length(encoder):
+    def steps(lengths):
+        index = torch.arange(lengths).repeat_interleave(torch.arange(lengths) + 1)
+        elements = torch.randn(len(index), 3, requires_grad=True)
+        nodes = nodes_behind(encoder(elements, index=index))
+        return sum("Index" in node.name() for node in nodes)
+
+    assert steps(2) == steps(20)
