@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from setfold.errors import InputError
-from setfold.files.features import quote
 from setfold.files.readers.column import Column, ColumnReader
 from setfold.files.readers.reader import import_optional, split_tree, suggest
 from setfold.preprocessing.columns import is_jagged
@@ -76,9 +75,9 @@ class RootReader(ColumnReader):
 
     def _plain_type(self, branch: Any) -> pa.DataType | None:
         """Return the type of a branch of numbers; None if that takes an attempt to read it."""
-        found, jagged = getattr(branch, "interpretation", None), False
-        if type(found) is self._uproot.AsJagged:
-            found, jagged = found.content, True
+        found: Any = getattr(branch, "interpretation", None)
+        jagged = type(found) is self._uproot.AsJagged
+        found = found.content if jagged else found
         if type(found) is not self._uproot.AsDtype or found.to_dtype.names:
             return None
         dtype, shape = found.to_dtype.base, found.to_dtype.shape
@@ -123,7 +122,7 @@ class RootReader(ColumnReader):
         raise InputError(
             f"the branches of {self.path} are of {len(groups)} collections: entry {entry} has "
             f"{first[entry]} of {one[0]!r} and {second[entry]} of {other[0]!r}. Select those of one "
-            f"collection, such as --features {','.join(map(quote, one))}."
+            f"collection, such as --features {','.join(one)}."
         )
 
     def close(self) -> None:
