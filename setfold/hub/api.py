@@ -138,7 +138,7 @@ class _Pretrained(ModelHubMixin, library_name="setfold", tags=["setfold", "set-e
     """A model as the Hub's mixin sees it, so that encoders need no base class of another package.
 
     The mixin passes entries of config.json that have the name of an argument of the constructor to
-    `_from_pretrained`, which ignores them: `allow` must never be such an argument.
+    `_from_pretrained`, which ignores them. `allow` is none of them, and always comes from the caller.
 
     Args:
         model: The model.
@@ -193,7 +193,7 @@ def _read_report(path: Path) -> dict[str, Any]:
     """
     try:
         facts = json.loads(path.read_bytes())
-        if not REPORT_KEYS <= {*facts}:
+        if not {*facts} >= REPORT_KEYS:
             raise ValueError(f"it has no {', '.join(sorted(REPORT_KEYS - {*facts}))}")
     except (OSError, ValueError, TypeError) as error:
         raise InputError(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 
 from setfold.core.structure import describe, foreign_names
@@ -35,7 +34,10 @@ class Card:
     sections: Mapping[str, str]
 
     def __str__(self) -> str:
-        parts = [f"# {self.title}", *(f"## {name}\n\n{text}" for name, text in self.sections.items())]
+        parts = [
+            f"# {self.title}",
+            *(f"## {name}\n\n{text}" for name, text in self.sections.items()),
+        ]
         return "\n\n".join(parts) + "\n"
 
 
@@ -51,13 +53,13 @@ def card_of(
         report: The report of its training, or None.
     """
     columns = columns_of(model)
-    if dim_in is None and getattr(model, "dim_in", None) is None and columns is not None:
-        dim_in = columns.width
-    laws = check(deepcopy(model).eval(), dim_in, processes=False)
-    width = dim_in or model.dim_in
+    width: Any = getattr(model, "dim_in", None) if dim_in is None else dim_in
+    if width is None and columns is not None:
+        width = columns.width
+    laws = check(deepcopy(model).eval(), width, processes=False)
     sections = {
-        "Use": _use(model, name, int(width), columns),
-        "Architecture": _architecture(model, int(width)),
+        "Use": _use(model, name, width, columns),
+        "Architecture": _architecture(model, width),
         "Laws": _laws(laws),
     }
     if report is not None:
@@ -140,7 +142,9 @@ def _training(report: Mapping[str, Any]) -> str:
 
 
 def _shown(value: object) -> str:
-    return f"{value:.{DIGITS}g}" if isinstance(value, float) else "" if value is None else str(value)
+    return (
+        f"{value:.{DIGITS}g}" if isinstance(value, float) else "" if value is None else str(value)
+    )
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

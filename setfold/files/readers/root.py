@@ -86,6 +86,10 @@ class RootReader(ColumnReader):
             kind = pa.list_(pa.field("item", kind, nullable=False), size)
         return pa.large_list(pa.field("item", kind, nullable=False)) if jagged else kind
 
+    def block_bytes(self, columns: Sequence[str]) -> int:
+        jagged = sum(self.columns[name].chunk_bytes for name in columns)
+        return max(super().block_bytes(columns), jagged)
+
     def check(self, columns: Sequence[str]) -> None:
         super().check(columns)
         jagged = [name for name in columns if is_jagged(self.columns[name].type)]

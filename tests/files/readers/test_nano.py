@@ -148,7 +148,8 @@ def test_types_are_those_that_are_read(nano: Path) -> None:
 def test_blocks_are_as_large_as_their_jets(nano: Path) -> None:
     jets = int(ak.num(columns()["Jet"]).to_numpy().sum())
     with open_reader(nano) as reader:
-        assert reader.block_bytes(["Jet_pt"]) >= 4 * jets * 25 / NUM
+        assert reader.block_bytes(["Jet_pt"]) >= 4 * jets * 25 // NUM
+        assert reader.block_bytes(["Jet_pt", "Jet_id"]) >= 5 * jets * 25 // NUM
 
 
 def test_train_evaluate_and_weigh(nano: Path) -> None:
