@@ -72,7 +72,7 @@ def save_pretrained(
         InputError: The width of the elements is unknown, or the report is not one.
 
     >>> import setfold, tempfile
-    >>> encoder = setfold.DeepSets(dim_in=3, dim_hidden=8, dim_out=4)
+    >>> encoder = setfold.Pool(3, "mean")
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     save_pretrained(encoder, folder)
     ...     from_pretrained(folder).dim_in

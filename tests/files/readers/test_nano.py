@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import uproot
 import setfold
 from setfold.files.inputs import open_reader
 from setfold.learning.train import evaluate_sets, train_sets
+from tests.examples import ROOT
 
 EVENT = ["run", "luminosityBlock", "event"]
 FIRST = 2**63  # more than a signed number holds
@@ -150,6 +152,14 @@ def test_blocks_are_as_large_as_their_jets(nano: Path) -> None:
     with open_reader(nano) as reader:
         assert reader.block_bytes(["Jet_pt"]) >= 4 * jets * 25 // NUM
         assert reader.block_bytes(["Jet_pt", "Jet_id"]) >= 5 * jets * 25 // NUM
+
+
+def test_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    written = runpy.run_path(str(ROOT / "docs" / "examples" / "jets.py"))
+    found = encode(tmp_path / "events.root", "Jet_pt,Jet_eta,Jet_phi,Jet_mass", 4)
+    assert found["count"] == written["counts"]
+    assert 0 in found["count"]
 
 
 def test_train_evaluate_and_weigh(nano: Path) -> None:
