@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import runpy
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import uproot
 import setfold
 from setfold.files.inputs import open_reader
 from setfold.learning.train import evaluate_sets, train_sets
-from tests.examples import ROOT
+from tests.examples import run_program
 
 EVENT = ["run", "luminosityBlock", "event"]
 FIRST = 2**63  # more than a signed number holds
@@ -156,9 +155,10 @@ def test_blocks_are_as_large_as_their_jets(nano: Path) -> None:
 
 def test_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    written = runpy.run_path(str(ROOT / "docs" / "examples" / "jets.py"))
+    run_program("jets.py")
     found = encode(tmp_path / "events.root", "Jet_pt,Jet_eta,Jet_phi,Jet_mass", 4)
-    assert found["count"] == written["counts"]
+    with uproot.open("events.root") as file:
+        assert found["count"] == file["Events/nJet"].array().to_list()
     assert 0 in found["count"]
 
 
