@@ -70,7 +70,11 @@ Format = Annotated[
     typer.Option("--format", help="Format of standard input, if an input is -: csv, jsonl, ..."),
 ]
 Explode = Annotated[
-    bool, typer.Option("--explode", help="Each row holds many elements, as lists of equal length.")
+    bool,
+    typer.Option(
+        "--explode",
+        help="Each row holds many elements, as lists of equal length. ROOT files do not need it.",
+    ),
 ]
 Memory = Annotated[
     str,

@@ -20,7 +20,7 @@ from setfold.files.features import (
 )
 from setfold.files.ids import TYPES, check_type, show
 from setfold.files.readers.reader import listed, suggest
-from setfold.preprocessing.columns import Column, Columns, is_list
+from setfold.preprocessing.columns import Column, Columns, elements_in, is_jagged, is_list
 from setfold.preprocessing.kinds import CategoryColumn
 
 ROW_ID = [("file", pa.large_string()), ("row", pa.int64())]  # the id of a row that is a set
@@ -127,6 +127,17 @@ class ColumnSpec:
             and 0 <= depth_of(field.type) <= self._depth
         )
 
+    def exploded(self, schema: pa.Schema) -> ColumnSpec:
+        """Return the same for a file whose rows are sets: exploded if a feature is jagged.
+
+        Args:
+            schema: The columns of the file.
+        """
+        found = replace(self, explode=True)
+        names = [feature.name for feature in found.chosen(schema)]
+        kinds = [schema.field(name).type for name in names if name in schema.names]
+        return found if any(map(is_jagged, kinds)) else self
+
     def needed(
         self,
         schema: pa.Schema,
@@ -157,10 +168,12 @@ class ColumnSpec:
         names = [feature.name for feature in features]
         for name in names:
             _check_present(name, schema.names, path)
+        exploded = self._exploded(schema)
+        for name in names:
             if parser is None:
                 self._check_numbers(schema.field(name), path)
             else:
-                self._check_parsed(parser[name], schema.field(name), path)
+                self._check_parsed(parser[name], schema.field(name), path, name in exploded)
         if self.explode and not any(depth_of(schema.field(name).type) for name in names):
             raise InputError(
                 f"{path} has no lists to explode: {listed(names)} have one number in each row. "
@@ -188,9 +201,9 @@ class ColumnSpec:
                 "lists. If each row is a whole set, pass --explode."
             )
 
-    def _check_parsed(self, column: Column, field: pa.Field, path: Path) -> None:
+    def _check_parsed(self, column: Column, field: pa.Field, path: Path, is_exploded: bool) -> None:
         kind = field.type
-        if self.explode and is_list(kind):
+        if is_exploded:
             kind = kind.value_type
         if pa.types.is_dictionary(kind):
             kind = kind.value_type
@@ -206,11 +219,19 @@ class ColumnSpec:
         Args:
             schema: The columns of the file.
         """
-        widths = [self._width(schema.field(f.name).type) for f in self.chosen(schema)]
+        exploded = self._exploded(schema)
+        widths = [
+            self._width(schema.field(f.name).type, f.name in exploded) for f in self.chosen(schema)
+        ]
         return None if None in widths else sum(width for width in widths if width is not None)
 
-    def _width(self, kind: pa.DataType) -> int | None:
-        if self.explode and depth_of(kind) > 0:
+    def _exploded(self, schema: pa.Schema) -> list[str]:
+        """Return the features whose lists are exploded."""
+        kinds = {f.name: schema.field(f.name).type for f in self.chosen(schema)}
+        return elements_in(kinds) if self.explode else []
+
+    def _width(self, kind: pa.DataType, is_exploded: bool) -> int | None:
+        if is_exploded:
             kind = kind.value_type
         if depth_of(kind) <= 0:
             return 1

@@ -280,6 +280,8 @@ class _InputScan:
         path, partition, _ = found
         if self.columns.features is None and self._is_scan(reader.schema):
             self.columns = replace(self.columns, features=POSITION, excluded=())
+        if reader.holds_sets and self.valid.schema is None:
+            self.columns = self.columns.exploded(reader.schema)
         names = self.columns.needed(reader.schema, partition, path, self.parser)
         self._check_set_type(self._set_type(reader, partition), path)
         if self.width is None:

@@ -16,7 +16,7 @@ from setfold.files.ids import TEXT, pack
 from setfold.files.readers.reader import BadRow
 from setfold.native.dispatch import Room
 from setfold.native.tables import can_stack, group_ids, stack_columns
-from setfold.preprocessing.columns import Columns, decoded, is_list
+from setfold.preprocessing.columns import Columns, decoded, elements_in, is_list
 
 BLOCK_ROWS = 8192  # rows that are copied at a time; more would not fit into the CPU cache
 
@@ -205,7 +205,8 @@ class _Draft:
 
     def explode(self) -> None:
         """Turn each position in the lists of a row into an element."""
-        listed = [place for place, array in enumerate(self.arrays) if is_list(array.type)]
+        kinds = {name: array.type for name, array in zip(self.names, self.arrays, strict=True)}
+        listed = [self.names.index(name) for name in elements_in(kinds)]
         lengths = [_lengths(self.arrays[place]) for place in listed]
         for place, others in zip(listed[1:], lengths[1:], strict=True):
             unequal = np.flatnonzero(others != lengths[0])
@@ -215,7 +216,10 @@ class _Draft:
         rows = np.arange(len(self.arrays[0])) if self.kept is None else self.kept
         self.empty = rows[_lengths(self.arrays[listed[0]]) == 0]
         owners = _owners(self.arrays[listed[0]])
-        self.arrays = [a.flatten() if is_list(a.type) else a.take(owners) for a in self.arrays]
+        self.arrays = [
+            array.flatten() if place in listed else array.take(owners)
+            for place, array in enumerate(self.arrays)
+        ]
         self.ids = {name: array.take(owners) for name, array in self.ids.items()}
         self.kept = owners if self.kept is None else self.kept[owners]
 

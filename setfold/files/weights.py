@@ -49,7 +49,7 @@ from setfold.files.run import Output
 from setfold.files.states import Provenance
 from setfold.files.tables.arrow import combined
 from setfold.files.tables.table import StateTable
-from setfold.preprocessing.columns import is_list
+from setfold.preprocessing.columns import elements_in
 
 STATE_BYTES = 1 << 24  # of states that are expanded at once, one for each row
 ROW, WEIGHT = "row", "weight"
@@ -195,10 +195,12 @@ class _SecondPass:
         columns = _id_columns(sets, self.task.columns)
         columns[ROW] = pa.array(rows.numbers)
         kept = rows.kept if rows.kept is not None else np.arange(len(rows.elements))
+        kinds = {field.name: field.type for field in batch.schema}
+        exploded = elements_in(kinds) if self.task.columns.explode else []
         for name in self.keep:
             if name in (*columns, WEIGHT):
                 raise InputError(f"the output has a column {name!r} already. Omit it from --keep.")
-            columns[name] = _kept(batch.column(name), kept, self.task.columns.explode)
+            columns[name] = _kept(batch.column(name), kept, name in exploded)
         for place, own in enumerate(weights.T.contiguous().cpu().numpy()):
             columns[WEIGHT if len(weights.T) == 1 else f"{WEIGHT}_{place}"] = pa.array(own)
         return pa.table(columns)
@@ -232,15 +234,17 @@ def _id_columns(sets: pa.Array, columns: ColumnSpec) -> dict[str, pa.Array]:
 
 def _kept(column: pa.Array, rows: np.ndarray, explode: bool) -> pa.Array:
     """Return the values of a column for some elements, given the row of each."""
-    if not explode or not is_list(column.type):
+    if not explode:
         return column.take(pa.array(rows))
-    starts = np.cumsum([0, *pc.list_value_length(column).fill_null(0).to_pylist()])
+    lengths = pc.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False)
+    if (lengths[rows] != np.bincount(rows, minlength=len(lengths))[rows]).any():
+        raise InputError(
+            "the lists to keep differ in length from those of the features. Omit them."
+        )
     first = np.r_[True, rows[1:] != rows[:-1]]
     within = np.arange(len(rows)) - np.maximum.accumulate(np.where(first, np.arange(len(rows)), 0))
-    places = starts[rows] + within
-    if (places >= starts[rows + 1]).any():
-        raise InputError("a list to keep is shorter than the lists of the features. Omit it.")
-    return column.flatten().take(pa.array(places))
+    starts = np.cumsum(lengths) - lengths
+    return column.flatten().take(pa.array(starts[rows] + within))
 
 
 def _open_writer(path: Path, suffix: str, schema: pa.Schema) -> Any:

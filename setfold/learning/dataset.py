@@ -82,7 +82,7 @@ def count_elements(
     see: Callable[[dict[str, pa.Array]], None] = lambda table: None,
     every: Callable[[dict[str, pa.Array]], None] = lambda table: None,
 ) -> dict[str, int]:
-    """Read all rows once; return the number of rows of each set.
+    """Read all rows once; return the number of elements of each set, also of empty ones.
 
     Args:
         source: The rows.
@@ -103,7 +103,7 @@ def count_elements(
             wanted = pa.array([name in chosen for name in names], pa.bool_())
             mask = wanted.take(encoded.indices)  # null where the set id is null
             see({name: array.filter(mask) for name, array in table.items()})
-    return counts
+    return source.empty | counts
 
 
 def collect(

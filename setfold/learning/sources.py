@@ -16,7 +16,15 @@ from setfold.files.features import Feature, parse_names
 from setfold.files.ids import unpack
 from setfold.files.inputs import Input, find_inputs, open_reader
 from setfold.files.rows import rows_of
-from setfold.preprocessing.columns import Columns, as_text, decoded, is_list, is_text
+from setfold.preprocessing.columns import (
+    Columns,
+    as_text,
+    decoded,
+    elements_in,
+    is_jagged,
+    is_list,
+    is_text,
+)
 from setfold.preprocessing.fitting import can_be_fitted
 from setfold.preprocessing.kinds import NumberColumn, TimeColumn, VectorColumn
 
@@ -42,7 +50,8 @@ class Source:
     Args:
         names: Files, folders and glob patterns.
         set: The column with the set ids, or several: "run,event"; None if each file is a set.
-        explode: Whether each row holds many elements, as lists.
+        explode: Whether each row holds many elements, as lists. In formats whose rows are sets,
+            that is so if a feature is a list of variable length.
         skip: Whether to skip bad rows instead of raising an error.
     """
 
@@ -54,18 +63,19 @@ class Source:
         explode: bool = False,
         skip: bool = False,
     ) -> None:
-        if explode and set is None:
-            raise InputError("with --explode, name the column of set ids with --set.")
-        self.explode, self.skip = explode, skip
+        self.skip = skip
         self.keys = () if set is None else parse_names(set)
         if not names:
             raise InputError("there is nothing to read. Pass at least one file, folder or pattern.")
         self.inputs = find_inputs(names, None, self.keys)
         self.skipped = 0
         self.unusable: list[str] = []  # columns that cannot be features, by their type
+        self.empty: dict[str, int] = {}  # of rows without elements that were read: set ids, and 0
+        self._exploded: list[str] = []  # columns
         first = self.inputs[0]
         with open_reader(first.path, self.keys) as reader:
-            self.schema = reader.schema
+            self.schema, self._holds_sets = reader.schema, reader.holds_sets
+        self._begin_exploding(explode)
         self._check_set_column(first)
 
     def _check_set_column(self, first: Input) -> None:
@@ -75,6 +85,26 @@ class Source:
                     f"{first.path} has no column {name!r}; it has {self.schema.names}."
                 )
         self._spec(()).set_type(self.schema, first.partition)
+
+    def _begin_exploding(self, explode: bool) -> None:
+        self.explode = explode
+        if explode and not self.keys:
+            raise InputError(
+                "each row holds many elements, as lists: name the columns of set ids with --set."
+            )
+
+    def choose(self, names: Collection[str]) -> None:
+        """Decide which lists are exploded, given the features.
+
+        Raises:
+            InputError: They are not lists of the same elements.
+        """
+        kinds = {field.name: field.type for field in self.schema if field.name in names}
+        if self._holds_sets and any(map(is_jagged, kinds.values())):
+            self._begin_exploding(True)
+            with open_reader(self.inputs[0].path, self.keys) as reader:
+                reader.check(list(kinds))
+        self._exploded = elements_in(kinds) if self.explode else []
 
     def _spec(self, features: Sequence[str]) -> ColumnSpec:
         names = self.keys if len(self.keys) > 1 else next(iter(self.keys), None)
@@ -92,8 +122,9 @@ class Source:
         Raises:
             InputError: A column is missing, or is the target.
         """
-        known = {field.name: self._kind(field.type) for field in self.schema}
         left = {*without, *self.keys}
+        self.choose({*self.schema.names} - left if features is None else features)
+        known = {field.name: self._kind(field.name, field.type) for field in self.schema}
         names = list(known) if features is None else list(features)
         for name in names:
             if name not in known:
@@ -110,8 +141,8 @@ class Source:
             raise InputError(f"no column can be a feature; there are {', '.join(known)}.")
         return {name: known[name] for name in names}
 
-    def _kind(self, kind: pa.DataType) -> pa.DataType:
-        return kind.value_type if self.explode and is_list(kind) else kind
+    def _kind(self, name: str, kind: pa.DataType) -> pa.DataType:
+        return kind.value_type if name in self._exploded and is_list(kind) else kind
 
     def tables(
         self, columns: Sequence[str], numbers: Sequence[str] = ()
@@ -121,7 +152,25 @@ class Source:
             for batch in self._batches(found, columns, numbers):
                 table = {name: batch.column(name) for name in columns}
                 sets = self._sets(found, batch)
-                yield _exploded(sets, table) if self.explode else (sets, table)
+                yield self._explode(sets, table)
+
+    def _explode(
+        self, sets: pa.Array, table: dict[str, pa.Array]
+    ) -> tuple[pa.Array, dict[str, pa.Array]]:
+        """Return one row for each place of the lists, without rows whose lists differ in length."""
+        lists = [array for name, array in table.items() if name in self._exploded]
+        if not lists:
+            return sets, table
+        lengths = np.stack([pc.list_value_length(array).fill_null(-1) for array in lists])
+        empty = sets.filter(pa.array((lengths == 0).all(0))).drop_null()
+        self.empty |= dict.fromkeys(empty.to_pylist(), 0)
+        alike = pa.array((lengths == lengths[0]).all(0) & (lengths[0] >= 0))
+        owners = pc.list_parent_indices(lists[0].filter(alike))
+        found = {name: array.filter(alike) for name, array in table.items()}
+        return sets.filter(alike).take(owners), {
+            name: array.flatten() if name in self._exploded else array.take(owners)
+            for name, array in found.items()
+        }
 
     def elements(self, columns: Columns) -> Iterator[Elements]:
         """Yield parsed elements, batch by batch.
@@ -184,8 +233,8 @@ class Source:
 
     def _check_kind(self, name: str, kind: pa.DataType, found: Input) -> None:
         """Raise InputError if a column is of another kind than in the first file."""
-        before = self._kind(self.schema.field(name).type)
-        if _family(self._kind(kind)) not in (_family(before), pa.null()):
+        before = self._kind(name, self.schema.field(name).type)
+        if _family(self._kind(name, kind)) not in (_family(before), pa.null()):
             raise InputError(
                 f"column {name!r} of {found.path} is {kind}; in {self.inputs[0].path} it is "
                 f"{before}. Convert it to one type."
@@ -245,21 +294,6 @@ def text_ids(names: Sequence[str], columns: Sequence[pa.Array]) -> pa.Array:
 
 def _repeated(name: str, size: int) -> pa.Array:
     return pa.repeat(pa.scalar(name, pa.large_string()), size)
-
-
-def _exploded(sets: pa.Array, table: dict[str, pa.Array]) -> tuple[pa.Array, dict[str, pa.Array]]:
-    """Return one row for each place of the lists; rows whose lists differ in length are left out."""
-    lists = [array for array in table.values() if is_list(array.type)]
-    if not lists:
-        return sets, table
-    lengths = np.stack([pc.list_value_length(array).fill_null(-1) for array in lists])
-    alike = pa.array((lengths == lengths[0]).all(0) & (lengths[0] >= 0))
-    owners = pc.list_parent_indices(lists[0].filter(alike))
-    found = {name: array.filter(alike) for name, array in table.items()}
-    return sets.filter(alike).take(owners), {
-        name: array.flatten() if is_list(array.type) else array.take(owners)
-        for name, array in found.items()
-    }
 
 
 def _family(kind: pa.DataType) -> object:

@@ -54,7 +54,7 @@ class Result:
         search: The candidates and the baselines.
         data: The sets.
         fitted: The columns.
-        left_out: The number of sets without labels and labels without sets.
+        left_out: The number of sets without labels or elements, and of labels without sets.
         skipped: The number of bad rows.
     """
 
@@ -140,6 +140,8 @@ def train_sets(
             )
         for why in dict.fromkeys(left_out.values()):
             note(f"left out {_shown([n for n, own in left_out.items() if own == why])}: {why}")
+        if read.empty:
+            note(f"left out {read.empty:,} sets without elements")
         note(describe_splits(data))
         position = choose_position(options.position, read.fitted.columns)
         names = choose_names(options.encoder, options.task, position)
@@ -226,7 +228,8 @@ class _Read(NamedTuple):
     target: Target
     fitted: Fitted
     data: Material
-    left_out: int  # sets without labels or rows
+    left_out: int  # sets without labels or elements
+    empty: int  # sets without elements
 
 
 def _read(
@@ -266,7 +269,8 @@ def _read(
     known = np.flatnonzero(own != TEST)
     material = Material(data.chosen(known), own[known], data.chosen(np.flatnonzero(own == TEST)))
     _check_sizes(target, material)
-    return _Read(target, fitted, material, left_out + len(kept) - len(data))
+    empty = len(kept) - len(data)
+    return _Read(target, fitted, material, left_out + empty, empty)
 
 
 def evaluate_sets(
@@ -305,6 +309,7 @@ def evaluate_sets(
         raise InputError(f"{model} was not trained by setfold train, so it predicts no label.")
     names = [inputs] if isinstance(inputs, str | Path) else list(inputs)
     source = Source(names, set, explode=explode, skip=skip_errors)
+    source.choose(columns.names)
     counts = count_elements(source, columns.names)
     known = _labels(source, labels, target.name, None)
     kept, _ = match_labels(counts, known, skip=skip_errors)

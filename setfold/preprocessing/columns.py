@@ -11,7 +11,7 @@ The constants of a column are constructor arguments; `setfold.preprocessing.fitt
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import numpy as np
@@ -192,6 +192,27 @@ def is_text(kind: pa.DataType) -> bool:
 def is_list(kind: pa.DataType) -> bool:
     """Whether a column holds lists, of fixed or variable length."""
     return kind.id in LISTS
+
+
+def is_jagged(kind: pa.DataType) -> bool:
+    """Whether a column holds lists of variable length."""
+    return is_list(kind) and not pa.types.is_fixed_size_list(kind)
+
+
+def elements_in(kinds: Mapping[str, pa.DataType]) -> list[str]:
+    """Return the columns whose lists hold one value for each element of a row.
+
+    Beside lists of variable length, lists of fixed length are vectors, the same for all elements.
+
+    Args:
+        kinds: The types of the chosen columns.
+
+    >>> momenta = {"pt": pa.list_(pa.float32()), "vertex": pa.list_(pa.float32(), 3)}
+    >>> elements_in(momenta), elements_in({"vertex": momenta["vertex"]})
+    (['pt'], ['vertex'])
+    """
+    jagged = [name for name, kind in kinds.items() if is_jagged(kind)]
+    return jagged or [name for name, kind in kinds.items() if is_list(kind)]
 
 
 def is_vector(kind: pa.DataType) -> bool:

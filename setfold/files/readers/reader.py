@@ -57,6 +57,8 @@ class BadRow(NamedTuple):
 class Reader(ABC):
     """A file whose rows are elements of sets.
 
+    If `holds_sets`, rows are sets: their lists of variable length are exploded without being asked.
+
     Args:
         path: The file.
         text_columns: Columns to read as text in formats without types, so that "007" is not 7. They
@@ -66,6 +68,7 @@ class Reader(ABC):
 
     suffixes: ClassVar[tuple[str, ...]]
     is_folder: ClassVar[bool] = False
+    holds_sets: ClassVar[bool] = False
     schema: pa.Schema
     num_rows: int | None
 

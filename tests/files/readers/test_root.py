@@ -38,7 +38,16 @@ def test_one_tree(nano: Path) -> None:
     with open_reader(Path(f"{nano}:folder/More")) as reader:
         assert reader.schema.names == ["x"]
     with open_reader(nano) as reader:
-        assert {"Events/Jet_pt", "Runs/run", "folder/More/x"} <= set(reader.schema.names)
+        assert set(reader.schema.names) >= {"run", "Jet_pt", "Jet_eta"}
+        assert not [name for name in reader.schema.names if "/" in name]
+
+
+def test_all_trees_if_none_holds_events(tmp_path: Path) -> None:
+    with uproot.recreate(tmp_path / "a.root") as file:
+        file.mktree("A", {"x": "f8"}).extend({"x": np.array([7.0])})
+        file.mktree("folder/B", {"x": "f8"}).extend({"x": np.array([7.0])})
+    with open_reader(tmp_path / "a.root") as reader:
+        assert reader.schema.names == ["A/x", "folder/B/x"]
 
 
 def test_trees_and_branches_that_are_missing(nano: Path) -> None:
