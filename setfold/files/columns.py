@@ -153,6 +153,11 @@ class ColumnSpec:
             _check_present(name, schema.names, path)
         features = self.chosen(schema)
         if not features:
+            if not self.explode and any(depth_of(field.type) > self._depth for field in schema):
+                raise InputError(
+                    f"{path} has only nested lists; expected numbers or plain lists in one of "
+                    f"{listed(schema.names)}. If each row is a whole set, pass --explode."
+                )
             left_out = "the set column" if not self.excluded else "those that are left out"
             raise InputError(
                 f"{path} has no numeric column except {left_out}; it has "

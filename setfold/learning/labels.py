@@ -268,7 +268,7 @@ def _text_columns(schema: pa.Schema, target: str, path: str | Path) -> list[str]
 
 
 def _as_files(
-    columns: Mapping[str, list[str | None]], sets: Sequence[str], path: str | Path
+    columns: Mapping[str, Sequence[str | None]], sets: Sequence[str], path: str | Path
 ) -> list[str]:
     """Return the files that a column names: by path, by name, or by name without suffix.
 
@@ -295,11 +295,11 @@ def _as_files(
         return len({file for name in named for file in candidates(name)})
 
     found = list[str]()
-    for name in columns[max(columns, key=count)]:
-        if name is None:
+    for own in columns[max(columns, key=count)]:
+        if own is None:
             raise InputError(f"{path} has a row without the name of a file.")
-        files = candidates(name) or [name]
+        files = candidates(own) or [own]
         if len(files) > 1:
-            raise InputError(f"{name!r} in {path} may be {files[0]} or {files[1]}. Write the path.")
+            raise InputError(f"{own!r} in {path} may be {files[0]} or {files[1]}. Write the path.")
         found.append(files[0])
     return found
