@@ -15,16 +15,16 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-DIM, PATCH, SIDE = 16, 256, 32  # features, pixels, patches
+DIM, PATCH = 16, 256  # features, pixels
 SHIFT, STAIN = 5.0, 0.3  # of a spot, and of a slide; the noise has a deviation of 1
 
 directions = np.random.default_rng(0).standard_normal((2, DIM))
 benign, malignant = directions / np.linalg.norm(directions, axis=1, keepdims=True)
 
 
-def draw_slide(draw: np.random.Generator, ill: bool) -> dict[str, np.ndarray]:
-    """Return the datasets of one slide."""
-    y, x = np.indices((SIDE, SIDE)) / SIDE - 0.5
+def draw_slide(draw: np.random.Generator, ill: bool, side: int) -> dict[str, np.ndarray]:
+    """Return the datasets of one slide, with at most `side` patches in a row."""
+    y, x = np.indices((side, side)) / side - 0.5
     angle, phases = np.arctan2(y, x), draw.uniform(0, 2 * np.pi, 3)
     edge = 0.4 + sum(0.04 * np.cos((n + 1) * angle + p) for n, p in enumerate(phases))
     places = np.argwhere(np.hypot(x, y) < edge)  # of tissue: row, column
@@ -45,7 +45,7 @@ def draw_slide(draw: np.random.Generator, ill: bool) -> dict[str, np.ndarray]:
     }
 
 
-def write(folder: Path, count: int, seed: int) -> None:
+def write(folder: Path, count: int, side: int, seed: int) -> None:
     """Write slides, and a table of their labels."""
     folder.mkdir(exist_ok=True)
     draw = np.random.default_rng(seed)
@@ -56,10 +56,10 @@ def write(folder: Path, count: int, seed: int) -> None:
             name, ill = f"{folder.name}_{number:02d}", number % 2 == 1
             rows.writerow([f"patient_{number // 2}", name, "yes" if ill else "no"])
             with h5py.File(folder / f"{name}.h5", "w") as file:
-                for key, values in draw_slide(draw, ill).items():
+                for key, values in draw_slide(draw, ill, side).items():
                     file.create_dataset(key, data=values, chunks=(1, *values.shape[1:]))
 
 
 if __name__ == "__main__":
-    write(Path("slides"), int(sys.argv[1]) if len(sys.argv) > 1 else 200, seed=1)
-    write(Path("new"), 20, seed=2)
+    write(Path("slides"), int(sys.argv[1]) if len(sys.argv) > 1 else 200, side=32, seed=1)
+    write(Path("new"), 20, side=64, seed=2)

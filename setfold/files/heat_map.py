@@ -27,7 +27,8 @@ MAX_CELLS = 768  # along the longer side of the picture
 MAX_SAMPLE = 1 << 16  # elements from which the distance of neighbours is estimated
 NEAR = 90  # percentile of the distances to the next element: most cells have one
 ROUNDING = 1e-6  # of a cell
-INCHES, DPI = 7.0, 110
+INCHES, LEAST, MOST, DPI = 7.0, 2.5, 14.0, 110  # width, and limits of the height
+BESIDE, ABOVE = 2.1, 1.0  # inches for the colour bar, and for title and labels
 
 
 @dataclass(frozen=True)
@@ -169,10 +170,8 @@ def _panels(
 
     down = ceil(len(means) / across)
     rows, columns = means[0].shape
-    height = INCHES * (rows * down) / (columns * across)
-    figure = Figure(
-        figsize=(INCHES, min(max(height, INCHES / 2), 2 * INCHES)), layout="constrained"
-    )
+    height = (INCHES - BESIDE) / across * rows / columns * down + ABOVE
+    figure = Figure(figsize=(INCHES, min(max(height, LEAST), MOST)), layout="constrained")
     axes = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True).ravel()
     top = max(float(np.nanmax(mean)) for mean in means)
     for axis, mean, name in zip(axes, means, names, strict=False):
