@@ -61,5 +61,5 @@ def write(folder: Path, count: int, side: int, seed: int) -> None:
 
 
 if __name__ == "__main__":
-    write(Path("slides"), int(sys.argv[1]) if len(sys.argv) > 1 else 200, side=32, seed=1)
+    write(Path("slides"), int(sys.argv[1]) if len(sys.argv) > 1 else 200, side=20, seed=1)
     write(Path("new"), 20, side=64, seed=2)
