@@ -2,7 +2,7 @@
 
     python docs/examples/slides.py [SLIDES]     # slides/*.h5, slides.csv; new/*.h5, new.csv
 
-No tissue was seen here: features are noise around a stain, which differs from slide to slide, and
+The slides in new/ are a tenth as many, of ten times as many patches. No tissue was seen here: features are noise around a stain, which differs from slide to slide, and
 around benign spots, which all slides have. A lesion is a spot of 1 to 4% of the patches in every
 second slide, whose features are shifted in another direction. `lesion` says which patches these are;
 it is not a feature. It needs `pip install "setfold[hdf5]"`.
@@ -61,5 +61,6 @@ def write(folder: Path, count: int, side: int, seed: int) -> None:
 
 
 if __name__ == "__main__":
-    write(Path("slides"), int(sys.argv[1]) if len(sys.argv) > 1 else 200, side=20, seed=1)
-    write(Path("new"), 20, side=64, seed=2)
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else 200
+    write(Path("slides"), count, side=20, seed=1)
+    write(Path("new"), count // 10, side=64, seed=2)

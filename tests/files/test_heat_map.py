@@ -66,6 +66,13 @@ def test_tissue_in_several_grids(tmp_path):
     assert sorted(means[np.isfinite(means)]) == weights.tolist()  # no two in a cell
 
 
+def test_single_patches_far_away(tmp_path):
+    """They do not make the cells of all others larger."""
+    places = np.concatenate([grid(20, 10), [[9e4, 0], [0, 9e4], [9e4, 9e4]]])
+    path = write_heat(tmp_path / "heat.parquet", places, weight=np.ones(len(places)))
+    assert averaged(path)[1] == PATCH
+
+
 def test_more_patches_than_cells_are_averaged(tmp_path):
     places, weights = grid(64, 32), np.random.default_rng(0).random(64 * 32)
     path = write_heat(tmp_path / "heat.parquet", places, weight=weights, other=weights**2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import h5py
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pacsv
@@ -10,6 +11,7 @@ import pytest
 
 import setfold
 from setfold.learning.labels import read_labels
+from tests.examples import run_program
 from tests.files.slides import Slide, draw_slide, write_slide
 
 
@@ -58,6 +60,23 @@ def test_training_on_slides(tmp_path, layout):
     weighed = setfold.weigh_sets(setfold.load(out), slide, tmp_path / "heat.parquet")
     assert weighed.elements == 23
     assert weighed.kept == (("x", "y") if layout == "annotated" else ())
+
+
+def test_the_generated_slides(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run_program("slides.py", 20)
+    for folder, count in (("slides", 20), ("new", 2)):
+        files = sorted((tmp_path / folder).iterdir())
+        assert len(files) == count
+        columns = pacsv.read_csv(f"{folder}.csv").to_pydict()
+        assert columns["slide_id"] == [file.stem for file in files]
+        for file, label in zip(files, columns["tumour"], strict=True):
+            with h5py.File(file) as slide:
+                share = slide["lesion"][:].mean()
+                assert slide["features"].shape == (len(slide["coords"]), 16)
+            assert 0.005 < share < 0.06 if label == "yes" else share == 0
+    summary = setfold.encode_sets(setfold.SummaryStatistics(16), "slides/*.h5", "slides.npz")
+    assert (summary.sets, summary.features) == (20, ("features",))
 
 
 SLIDES = ["/data/a.1.h5", "/data/b.h5", "/data/c.h5"]
