@@ -2,10 +2,11 @@
 
     python docs/examples/slides.py [SLIDES]     # slides/*.h5, slides.csv; new/*.h5, new.csv
 
-The slides in new/ are a tenth as many, of ten times as many patches. No tissue was seen here: features are noise around a stain, which differs from slide to slide, and
-around benign spots, which all slides have. A lesion is a spot of 1 to 4% of the patches in every
-second slide, whose features are shifted in another direction. `lesion` says which patches these are;
-it is not a feature. It needs `pip install "setfold[hdf5]"`.
+The slides in new/ are a tenth as many, with ten times as many patches. No tissue was seen here:
+features are noise around a stain, which differs from slide to slide, and around benign spots, which
+all slides have. A lesion is a spot of 1 to 4% of the patches in every second slide, whose features
+are shifted in another direction. `lesion` says which patches these are; it is not a feature.
+It needs `pip install "setfold[hdf5]"`.
 """
 
 import csv
