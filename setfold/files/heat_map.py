@@ -23,7 +23,7 @@ from setfold.preprocessing.columns import as_numbers, decoded
 
 PLACE = ("x", "y")
 BATCH_ROWS = 1 << 16
-MAX_CELLS = 768  # along the longer side of the picture
+MAX_CELLS = 512  # along the longer side: no more than pixels, so that none is left out
 MAX_SAMPLE = 1 << 16  # elements from which the distance of neighbours is estimated
 NEAR = 90  # percentile of the distances to the next element: most cells have one
 ROUNDING = 1e-6  # of a cell

@@ -30,7 +30,7 @@ def grid(columns, rows, step=PATCH, start=(0, 0)):
     return np.stack([x, y], 1) * step + np.asarray(start)
 
 
-def averaged(path, names=("weight",), most=768):
+def averaged(path, names=("weight",), most=heat_map.MAX_CELLS):
     extent = _find_extent(path)
     side, rows, columns = extent.cells(most)
     return extent, side, _average(path, names, extent.low, side, (rows, columns))
