@@ -214,9 +214,10 @@ def test_a_slide_of_two_million_patches(tmp_path):
         outs = {"encode": ["--out", tmp_path / "e.npz"]}
         outs["weights"] = ["--out", heat, "--picture", picture]
         for command, out in outs.items():
-            process = typed(command, model, path, *out, "--memory", "900MB")
-            _, status, usage = os.wait4(process.pid, 0)
-            assert status == 0, process.stderr.read()
+            with typed(command, model, path, *out, "--memory", "900MB") as process:
+                _, status, usage = os.wait4(process.pid, 0)
+                process.returncode = os.waitstatus_to_exitcode(status)
+                assert not status, process.stderr.read()
             print(command, usage.ru_maxrss // 1000, "MB")
             assert usage.ru_maxrss < 1_000_000  # in units of 1024 bytes
     finally:
