@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # torch and Arrow take seconds to import, and --help does not
 PASSED, BROKEN, USAGE = 0, 1, 2  # exit codes
 INTERRUPTED = 130  # exit code, as of other programs that end by Ctrl-C
 LINE_EVERY = 30.0  # seconds between lines if stderr is not a terminal
+MAX_NAMES = 12  # in a line of facts
 CONTINUE = (
     "Run the same command with --resume. It continues from the last checkpoint, or starts again if "
     "there is none."
@@ -262,7 +263,8 @@ def print_facts(facts: dict[str, Any], as_json: bool) -> None:
         elif isinstance(value, int):
             value = f"{value:,}"
         elif isinstance(value, tuple):
-            value = ", ".join(value)
+            more = f" and {len(value) - MAX_NAMES} more" if len(value) > MAX_NAMES else ""
+            value = ", ".join(value[:MAX_NAMES]) + more
         typer.echo(f"{name.replace('_', ' ') + ':':<22} {value}")
 
 

@@ -229,7 +229,10 @@ def train(
     labels: LabelTable = None,
     features: Annotated[
         str | None,
-        typer.Option(help="Columns to learn from: 'x,y,z'. Default: all except set and target."),
+        typer.Option(
+            help="Columns to learn from: 'x,y,z'. Default: all except set and target; for files of "
+            "slides, the vectors in features."
+        ),
     ] = None,
     explode: Explode = False,
     stdin_format: Format = None,

@@ -62,7 +62,8 @@ Features = Annotated[
     str | None,
     typer.Option(
         help="Columns in the order the model expects: 'x,y,z' or 'x*0.01,(y-500)*0.01'. '!weight' for "
-        "all but weight. Default: all numeric columns except the set column.",
+        "all but weight. Default: all numeric columns except the set column; for files of slides, "
+        "the vectors in features.",
     ),
 ]
 Format = Annotated[

@@ -26,8 +26,7 @@ from setfold.cli.options import (
 
 @app.command(
     epilog="Examples:\n\n"
-    "  setfold weights model.safetensors slide.h5 --features features --keep coords "
-    "--out heat.parquet\n\n"
+    "  setfold weights model.safetensors slide.h5 --out heat.parquet --picture heat.png\n\n"
     "  setfold weights model.safetensors events/*.parquet --set user --keep time --out weights.csv"
 )
 @explain_interrupts
@@ -49,7 +48,14 @@ def weights(
     root: Root = None,
     keep: Annotated[
         str | None,
-        typer.Option(help="Columns to copy to the output, such as coordinates: 'x,y'."),
+        typer.Option(
+            help="Columns to copy to the output: 'x,y'. Default: the coordinates of a slide, if the "
+            "files have features and coords."
+        ),
+    ] = None,
+    picture: Annotated[
+        Path | None,
+        typer.Option(help="Also draw the weights of one set, where its elements are: a .png file."),
     ] = None,
     memory: Memory = "2GB",
     resume: Resume = False,
@@ -75,7 +81,10 @@ def weights(
             features=features,
             explode=explode,
             root=root,
-            keep=[] if keep is None else [name.strip() for name in keep.split(",")],
+            keep=None
+            if keep is None
+            else [part.strip() for part in keep.split(",") if part.strip()],
+            picture=picture,
             memory=memory,
             resume=resume,
             restart=restart,

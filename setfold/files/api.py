@@ -75,7 +75,8 @@ def encode_sets(
             None, each file is one set, and its absolute path is the set id.
         features: The columns to encode, in the order the model expects: "x, (y-500)*0.01" or a list
             of such strings; "!weight" for all numeric columns but this one. Defaults to all numeric
-            columns except the set column. `setfold.files.features` has the grammar.
+            columns except the set column; for files of slides, to the vectors in `features`.
+            `setfold.files.features` has the grammar.
         explode: Whether each row holds many elements, stored as lists. If `set` is None, each row
             is one set, and its file and number, in the columns file and row, are the set id.
         root: A folder that contains all inputs. The paths in set ids are then relative to it, with

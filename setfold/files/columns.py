@@ -20,6 +20,7 @@ from setfold.files.features import (
 )
 from setfold.files.ids import TYPES, check_type, show
 from setfold.files.readers.reader import listed, suggest
+from setfold.files.readers.slides import VECTORS, holds_vectors
 from setfold.preprocessing.columns import Column, Columns, elements_in, is_jagged, is_list
 from setfold.preprocessing.kinds import CategoryColumn
 
@@ -32,8 +33,9 @@ class ColumnSpec:
     """Which columns of a file hold the features and the set id.
 
     Args:
-        features: The features of an element; None for all columns of numbers and of lists of
-            numbers except the set column, in the order of the file.
+        features: The features of an element; None for the column `features` if it holds vectors and
+            each file is a set, else for all columns of numbers and of lists of numbers except the
+            set column, in the order of the file.
         set: The column, or the key of a key=value folder, that holds the set id of each row, or
             several of them. If None, each file is one set, or each row if `explode` is set.
         explode: Whether each row holds many elements, stored as lists of one length.
@@ -120,6 +122,8 @@ class ColumnSpec:
         """
         if self.features is not None:
             return self.features
+        if self.set is None and not self.explode and not self.excluded and holds_vectors(schema):
+            return (Feature(VECTORS),)
         return tuple(
             Feature(field.name)
             for field in schema
@@ -160,6 +164,11 @@ class ColumnSpec:
             _check_present(name, schema.names, path)
         features = self.chosen(schema)
         if not features:
+            if not self.explode and any(depth_of(field.type) > self._depth for field in schema):
+                raise InputError(
+                    f"{path} has only nested lists; expected numbers or plain lists in one of "
+                    f"{listed(schema.names)}. If each row is a whole set, pass --explode."
+                )
             left_out = "the set column" if not self.excluded else "those that are left out"
             raise InputError(
                 f"{path} has no numeric column except {left_out}; it has "

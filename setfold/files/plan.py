@@ -69,6 +69,11 @@ class Plan:
         """The size of the inputs."""
         return sum(stamp.bytes for stamp in self.inputs.values())
 
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The features of an element, as for --features; empty if no rows are read."""
+        return tuple(map(str, self.task.columns.features or ()))
+
     def signature(self) -> dict[str, Any]:
         """Return what determines the result. A resumed run must have the same signature."""
         encoder, columns = self.task.encoder, self.task.columns

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -84,6 +84,7 @@ class Summary:
             None if the model has no grid, or if the outputs were complete before.
         was_complete: Whether the outputs were complete before. Nothing was computed, so `seconds`
             and `spills` are 0.
+        features: The features of an element, as for --features; empty if no rows were read.
     """
 
     sets: int
@@ -98,6 +99,7 @@ class Summary:
     report: str | None
     outside: int | None = None
     was_complete: bool = False
+    features: tuple[str, ...] = ()
 
     @property
     def rate(self) -> float:
@@ -153,7 +155,7 @@ class Run:
             self.work.restore(self.store)
             self._read()
         self._write(self._tables())
-        return publish(self.work)
+        return replace(publish(self.work), features=self.plan.features)
 
     @property
     def _id_types(self) -> list[pa.DataType]:
@@ -378,6 +380,7 @@ def summarize_complete(plan: Plan, outputs: Sequence[Output]) -> Summary:
         tuple(str(output.path) for output in outputs),
         str(report) if skipped else None,
         was_complete=True,
+        features=plan.features,
     )
 
 

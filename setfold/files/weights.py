@@ -27,10 +27,19 @@ from setfold.errors import InputError
 from setfold.files.columns import ColumnSpec
 from setfold.files.engines.task import Shard, Task
 from setfold.files.execute import Job, execute
+from setfold.files.heat_map import check_picture, draw_weights
 from setfold.files.ids import unpack
 from setfold.files.inputs import open_reader
 from setfold.files.outputs import ArrowSink, check_target
 from setfold.files.passes import find_places
+from setfold.files.plan import Plan
+from setfold.files.readers.slides import (
+    COORDINATES,
+    VECTORS,
+    axes_of,
+    holds_coordinates,
+    holds_vectors,
+)
 from setfold.files.request import (
     InputNames,
     ReadOptions,
@@ -64,11 +73,15 @@ class WeightSummary:
         elements: The number of elements.
         sets: The number of sets.
         vectors: The number of weights of each element.
+        features: The features of an element, as for --features.
+        kept: The columns that were copied to the output.
     """
 
     elements: int
     sets: int
     vectors: int
+    features: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
 
 
 @checked
@@ -81,7 +94,8 @@ def weigh_sets(
     features: str | Sequence[str] | None = None,
     explode: bool = False,
     root: str | Path | None = None,
-    keep: Sequence[str] = (),
+    keep: Sequence[str] | None = None,
+    picture: str | Path | None = None,
     **options: Unpack[ReadOptions],
 ) -> WeightSummary:
     """Write the weight of each element in each vector of its set's encoding.
@@ -91,7 +105,7 @@ def weigh_sets(
 
     The output has one row per element, in the order of the inputs: the set id, `row` (the number of
     the row in its file), the columns to keep, and `weight`, or `weight_0`, `weight_1`, ... if the
-    encoding has several vectors.
+    encoding has several vectors. Coordinates of slides, in a column `coords`, become `x` and `y`.
 
     Args:
         model: A streaming set encoder that has weights, such as one that was trained with `task`
@@ -102,7 +116,9 @@ def weigh_sets(
         features: As for `encode_sets`.
         explode: As for `encode_sets`.
         root: As for `encode_sets`.
-        keep: Columns to copy to the output, such as coordinates.
+        keep: Columns to copy to the output; None for the coordinates of a slide, if there are any.
+        picture: A .png file to draw the weights of one set to, where its elements are. There is a
+            panel for each vector. It needs `x` and `y` in the output.
         options: Options of the run, such as memory="4GB" or overwrite=True.
 
     Raises:
@@ -126,7 +142,7 @@ def weigh_sets(
         )
     if settings["skip_errors"]:
         raise InputError("weights are for all rows; correct bad rows, or omit --on-error skip.")
-    path = Path(out).resolve()
+    path, drawn = Path(out).resolve(), None if picture is None else Path(picture).resolve()
     _check_out(path, settings["overwrite"])
     states = path.with_name(f".{path.name}.states.arrow")
     columns = make_columns(set, features, explode, root)
@@ -134,7 +150,9 @@ def weigh_sets(
 
     def prepare(without: Collection[Path]) -> Job:
         plan = build_plan(encoder, inputs, columns, settings, without=without)
-        _check_inputs(plan.shards, path, keep)
+        kept = _check_inputs(plan, path, keep)
+        if drawn is not None:
+            _check_picture(drawn, plan, kept, settings["overwrite"])
         stamps.update(check_unchanged(stamps, resolve_stamps(plan.inputs)))
         provenance = Provenance(None, stamps, plan.task.columns, dtype_of(encoder))
         return Job(plan, [Output(states, ArrowSink, True, provenance.metadata())])
@@ -143,8 +161,15 @@ def weigh_sets(
     execute(request, [states], prepare, select_engine(settings), {**settings, "overwrite": True})
     plan = build_plan(encoder, inputs, columns, settings, without=[states])
     check_unchanged(stamps, resolve_stamps(plan.inputs))
-    found = _SecondPass(plan.task, states, keep).write(plan.shards, path)
-    states.unlink()
+    try:
+        second = _SecondPass(plan.task, states, _check_inputs(plan, path, keep))
+        if drawn is not None:
+            second.check_one_set()
+        found = second.write(plan.shards, path)
+        if drawn is not None:
+            draw_weights(path, weight_names(found.vectors), second.title, drawn)
+    finally:
+        states.unlink()
     return found
 
 
@@ -161,11 +186,27 @@ class _SecondPass:
         self.task, self.encoder, self.keep = task, task.encoder, list(keep)
         self.states = pa.ipc.open_file(pa.memory_map(str(states))).read_all()
         self.elements = self.vectors = 0
+        self.kept: list[str] = []
 
     @cached_property
     def ids(self) -> pa.Array:
         """The ids of all sets, sorted."""
         return combined(self.states["set"])
+
+    def check_one_set(self) -> None:
+        """Raise InputError if there are several sets, which no picture shows."""
+        if len(self.states) > 1:
+            raise InputError(
+                f"a picture shows one set; there are {len(self.states)}. Pass one file, or omit "
+                "--picture."
+            )
+
+    @property
+    def title(self) -> str:
+        """What a picture calls the only set: its id, or the name of its file."""
+        if self.task.columns.set is None and not self.task.columns.explode:
+            return Path(self.ids[0].as_py()).stem
+        return self.task.columns.show_id(self.ids[0])
 
     @torch.no_grad()
     def write(self, shards: Sequence[Shard], path: Path) -> WeightSummary:
@@ -186,24 +227,32 @@ class _SecondPass:
             if writer is not None:
                 writer.close()
         replace_durably(part, path)
-        return WeightSummary(self.elements, len(self.states), self.vectors)
+        features = tuple(map(str, self.task.columns.features or ()))
+        return WeightSummary(
+            self.elements, len(self.states), self.vectors, features, tuple(self.kept)
+        )
 
     def _table(self, batch: pa.RecordBatch, rows: Rows, shard: Shard) -> pa.Table:
         sets = self.task.set_ids(rows, shard.input.name)
         weights = self._weights(sets, self.task.to_tensor(rows.elements))
         self.vectors = weights.shape[1]
-        columns = _id_columns(sets, self.task.columns)
-        columns[ROW] = pa.array(rows.numbers)
+        columns = _id_columns(sets, self.task.columns) | {ROW: pa.array(rows.numbers)}
         kept = rows.kept if rows.kept is not None else np.arange(len(rows.elements))
         kinds = {field.name: field.type for field in batch.schema}
         exploded = elements_in(kinds) if self.task.columns.explode else []
+        copied: dict[str, pa.Array] = {}
         for name in self.keep:
-            if name in (*columns, WEIGHT):
-                raise InputError(f"the output has a column {name!r} already. Omit it from --keep.")
-            columns[name] = _kept(batch.column(name), kept, name in exploded)
-        for place, own in enumerate(weights.T.contiguous().cpu().numpy()):
-            columns[WEIGHT if len(weights.T) == 1 else f"{WEIGHT}_{place}"] = pa.array(own)
-        return pa.table(columns)
+            own = _kept(batch.column(name), kept, name in exploded)
+            for part, values in _parts(name, own).items():
+                if part in (*columns, *copied, WEIGHT):
+                    raise InputError(
+                        f"the output has a column {part!r} already. Omit it from --keep."
+                    )
+                copied[part] = values
+        self.kept = list(copied)
+        found = map(pa.array, weights.T.contiguous().cpu().numpy())
+        named = dict(zip(weight_names(self.vectors), found, strict=True))
+        return pa.table(columns | copied | named)
 
     def _weights(self, sets: pa.Array, elements: Tensor) -> Tensor:
         """Return the weights (N, K) of some elements, given the set of each."""
@@ -221,6 +270,19 @@ class _SecondPass:
                 for own, some in zip(index.split(size), elements.split(size), strict=True)
             ]
         )
+
+
+def weight_names(vectors: int) -> list[str]:
+    """Return the names of the columns with weights."""
+    return [WEIGHT] if vectors == 1 else [f"{WEIGHT}_{place}" for place in range(vectors)]
+
+
+def _parts(name: str, values: pa.Array) -> dict[str, pa.Array]:
+    """Return a kept column, or the columns that it becomes."""
+    names = axes_of(name, values.type)
+    if len(names) == 1:
+        return {name: values}
+    return {part: pc.list_element(values, place) for place, part in enumerate(names)}
 
 
 def _id_columns(sets: pa.Array, columns: ColumnSpec) -> dict[str, pa.Array]:
@@ -263,13 +325,43 @@ def _check_out(path: Path, overwrite: bool) -> None:
         raise InputError(f"{path} exists. Choose another output, or replace it with --overwrite.")
 
 
-def _check_inputs(shards: Sequence[Shard], path: Path, keep: Sequence[str]) -> None:
-    """Raise InputError if the output is an input, or an input lacks a column to keep."""
-    for found in dict.fromkeys(shard.input.path for shard in shards):
+def _check_picture(path: Path, plan: Plan, kept: Sequence[str], overwrite: bool) -> None:
+    """Raise InputError if no picture can be drawn."""
+    with open_reader(plan.shards[0].input.path) as reader:
+        kinds = {name: reader.schema.field(name).type for name in kept}
+    check_picture(path, [part for name in kept for part in axes_of(name, kinds[name])])
+    check_target(path)
+    if path.exists() and not overwrite:
+        raise InputError(f"{path} exists. Choose another picture, or replace it with --overwrite.")
+    if plan.task.columns.set is None and len(plan.inputs) > 1:
+        raise InputError(
+            f"a picture shows one set; there are {len(plan.inputs)} files. Pass one file, or omit "
+            "--picture."
+        )
+
+
+def _check_inputs(plan: Plan, path: Path, keep: Sequence[str] | None) -> Sequence[str]:
+    """Return the columns to keep.
+
+    Raises:
+        InputError: The output is an input, or an input lacks a column to keep.
+        FileError: A column to keep is not stored completely.
+    """
+    for found in dict.fromkeys(shard.input.path for shard in plan.shards):
         if found.resolve() == path:
             raise InputError(f"{path} is an input and would be replaced. Choose another output.")
         with open_reader(found) as reader:
             names = reader.schema.names
-        for name in keep:
-            if name not in names:
-                raise InputError(f"{found} has no column {name!r} to keep; it has {names}.")
+            if keep is None:  # the first file decides
+                keep = [COORDINATES] if _is_slide(reader.schema, plan.task.columns) else []
+            for name in keep:
+                if name not in names:
+                    raise InputError(f"{found} has no column {name!r} to keep; it has {names}.")
+            reader.check([*dict.fromkeys([*plan.task.columns.named, *keep])])
+    return keep or []
+
+
+def _is_slide(schema: pa.Schema, columns: ColumnSpec) -> bool:
+    """Whether the elements are the vectors of a slide, beside their coordinates."""
+    vectors = columns.named == [VECTORS] and not columns.explode and holds_vectors(schema)
+    return vectors and holds_coordinates(schema)

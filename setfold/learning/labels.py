@@ -48,8 +48,9 @@ def read_labels(
     Args:
         path: The table.
         target: The column with the labels.
-        keys: The columns of the set ids; none if sets are files. The table's first text column
-            then names them, by path, name or name without suffix.
+        keys: The columns of the set ids; none if sets are files. A text column of the table then
+            names them, by path, name or name without suffix: the one that names most of them, and
+            of several the first.
         group: A column with groups, or None.
         sets: The ids of the sets, if they are files.
 
@@ -58,16 +59,17 @@ def read_labels(
     """
     with open_reader(Path(path), keys) as reader:
         names = reader.schema.names
-        own = list(keys) or [_text_column(reader.schema, target, path)]
+        own = list(keys) or _text_columns(reader.schema, target, path)
         for name in (*own, target, *([group] if group else [])):
             if name not in names:
                 raise InputError(f"{path} has no column {name!r}; it has {', '.join(names)}.")
         wanted = list(dict.fromkeys([*own, target, *([group] if group else [])]))
         table = pa.Table.from_batches(list(reader.read(wanted, rows=BATCH_ROWS)))
     _check_kind(target, table.schema.field(target).type)
-    ids = text_ids(own, [_plain(table[name]) for name in own]).to_pylist()
-    if not keys:
-        ids = _as_files(ids, sets, path)
+    if keys:
+        ids = text_ids(own, [_plain(table[name]) for name in own]).to_pylist()
+    else:
+        ids = _as_files({name: _plain(table[name]).to_pylist() for name in own}, sets, path)
     values = _plain(table[target]).to_pylist()
     groups = as_text(_plain(table[group])).to_pylist() if group else None
     found: dict[str, Any] = {}
@@ -258,31 +260,46 @@ def _plain(values: pa.Array | pa.ChunkedArray) -> pa.Array:
     return decoded(values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values)
 
 
-def _text_column(schema: pa.Schema, target: str, path: str | Path) -> str:
-    for field in schema:
-        if field.name != target and (
-            pa.types.is_string(field.type) or pa.types.is_large_string(field.type)
-        ):
-            return field.name
-    raise InputError(f"{path} has no column of text that could name the files.")
+def _text_columns(schema: pa.Schema, target: str, path: str | Path) -> list[str]:
+    found = [field.name for field in schema if field.name != target and is_text(field.type)]
+    if not found:
+        raise InputError(f"{path} has no column of text that could name the files.")
+    return found
 
 
-def _as_files(names: Sequence[str], sets: Sequence[str], path: str | Path) -> list[str]:
-    """Return the files that names refer to: by path, by name, or by name without suffix."""
+def _as_files(
+    columns: Mapping[str, Sequence[str | None]], sets: Sequence[str], path: str | Path
+) -> list[str]:
+    """Return the files that a column names: by path, by name, or by name without suffix.
+
+    Args:
+        columns: Columns that may name the files. A table of slides often has patients, too.
+        sets: The paths of the files.
+        path: The table.
+    """
     known: dict[str, list[str]] = {}
     for file in sets:
         full = Path(file)
         for name in {full.as_posix(), full.name, full.name.split(".")[0], full.stem}:
             known.setdefault(name, []).append(file)
-    folder, found = Path(path).resolve().parent, list[str]()
-    for name in names:
-        if name is None:
+    folder = Path(path).resolve().parent
+
+    def candidates(name: str) -> list[str]:
+        if "\0" in name:  # no path has it
+            return []
+        found = known.get(name) or known.get((folder / name).as_posix())
+        return found or known.get(Path(name).resolve().as_posix()) or []
+
+    def count(column: str) -> int:
+        named = {name for name in columns[column] if name}
+        return len({file for name in named for file in candidates(name)})
+
+    found = list[str]()
+    for own in columns[max(columns, key=count)]:
+        if own is None:
             raise InputError(f"{path} has a row without the name of a file.")
-        candidates = known.get(name) or known.get((folder / name).as_posix())
-        candidates = candidates or known.get(Path(name).resolve().as_posix()) or [name]
-        if len(candidates) > 1:
-            raise InputError(
-                f"{name!r} in {path} may be {candidates[0]} or {candidates[1]}. Write the path."
-            )
-        found.append(candidates[0])
+        files = candidates(own) or [own]
+        if len(files) > 1:
+            raise InputError(f"{own!r} in {path} may be {files[0]} or {files[1]}. Write the path.")
+        found.append(files[0])
     return found

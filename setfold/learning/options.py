@@ -23,7 +23,8 @@ class TrainOptions:
             constant within each set.
         set: The column with the set ids, or several: "run,event" or a list. If None, each file is
             one set.
-        features: The columns that are features. If None, all that can be.
+        features: The columns that are features. If None, the vectors in `features` for files of
+            slides, else all that can be.
         explode: Whether each row holds many elements, as lists.
         group: A column, of the table of labels or of the rows. Sets of one group fall into the same
             split.

@@ -15,6 +15,7 @@ from setfold.files.columns import ColumnSpec
 from setfold.files.features import Feature, parse_names
 from setfold.files.ids import unpack
 from setfold.files.inputs import Input, find_inputs, open_reader
+from setfold.files.readers.slides import VECTORS, holds_vectors
 from setfold.files.rows import rows_of
 from setfold.preprocessing.columns import (
     Columns,
@@ -69,7 +70,7 @@ class Source:
             raise InputError("there is nothing to read. Pass at least one file, folder or pattern.")
         self.inputs = find_inputs(names, None, self.keys)
         self.skipped = 0
-        self.unusable: list[str] = []  # columns that cannot be features, by their type
+        self.unusable: dict[str, str] = {}  # columns that are no features, and why
         self.empty: dict[str, int] = {}  # of rows without elements that were read: set ids, and 0
         self._exploded: list[str] = []  # columns
         first = self.inputs[0]
@@ -116,7 +117,8 @@ class Source:
         """Return the columns that are features, with their types.
 
         Args:
-            features: Their names; None for all columns that can be features.
+            features: Their names; None for the column `features` if it holds vectors and each file
+                is a set, else for all columns that can be features.
             without: Columns that are not features, such as the target.
 
         Raises:
@@ -134,12 +136,20 @@ class Source:
                     f"{name!r} cannot be a feature, because it is the target, the set id or the "
                     "group. Leave it out of --features."
                 )
-        if features is None:
+        why = "not of a type that can be a feature"
+        if features is None and self._holds_vectors() and VECTORS not in left:
+            names, why = [VECTORS], f"beside the vectors in {VECTORS!r}; choose with --features"
+        elif features is None:
             names = [name for name in names if name not in left and can_be_fitted(known[name])]
-        self.unusable = [name for name in known if name not in (*names, *left)]
+        if features is None:
+            self.unusable = {name: why for name in known if name not in (*names, *left)}
         if not names:
             raise InputError(f"no column can be a feature; there are {', '.join(known)}.")
         return {name: known[name] for name in names}
+
+    def _holds_vectors(self) -> bool:
+        """Whether each file is a set that names its features, as files of slides do."""
+        return not self.keys and not self.explode and holds_vectors(self.schema)
 
     def _kind(self, name: str, kind: pa.DataType) -> pa.DataType:
         return kind.value_type if name in self._exploded and is_list(kind) else kind

@@ -133,11 +133,7 @@ def train_sets(
     with processes.together(), _work(processes, path, request, resume, restart) as work:
         note(f"reading {_shown(list(kinds))} from {len(source.inputs)} files")
         read = _read(source, fitter, options, list(kinds), work, limit // 4, processes)
-        data, left_out = read.data, read.fitted.left_out
-        if options.features is None and source.unusable:
-            left_out = (
-                dict.fromkeys(source.unusable, "not of a type that can be a feature") | left_out
-            )
+        data, left_out = read.data, source.unusable | read.fitted.left_out
         for why in dict.fromkeys(left_out.values()):
             note(f"left out {_shown([n for n, own in left_out.items() if own == why])}: {why}")
         if read.empty:

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 
+import h5py
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -189,6 +190,42 @@ def test_a_disk_that_is_full(tmp_path, model):
         assert (small / "out.parquet").read_bytes() == whole
     finally:
         subprocess.run(["umount", small], check=True)
+
+
+def test_a_slide_of_two_million_patches(tmp_path):
+    """4 GB in the layout of CLAM and TRIDENT, a chunk per patch."""
+    patches, width, rows, path = 2_000_000, 1024, 20_000, tmp_path / "slide.h5"
+    draw, tissue = np.random.default_rng(0), 1600  # patches in a row
+    try:
+        with h5py.File(path, "w") as file:
+            shapes = {"features": (width, "f2"), "coords": (2, "i8")}
+            for name, (size, kind) in shapes.items():
+                file.create_dataset(name, (0, size), kind, maxshape=(None, size), chunks=(1, size))
+            for first in range(0, patches, rows):
+                number = np.arange(first, first + rows)
+                for name in shapes:
+                    file[name].resize(first + rows, axis=0)
+                file["features"][first:] = draw.standard_normal((rows, width), dtype=np.float32)
+                file["coords"][first:] = np.stack([number % tissue, number // tissue], 1) * 224
+        torch.manual_seed(0)
+        model = tmp_path / "model.safetensors"
+        setfold.save(setfold.GatedAttentionPool(width, 128), model)
+        heat, picture = tmp_path / "heat.parquet", tmp_path / "heat.png"
+        outs = {"encode": ["--out", tmp_path / "e.npz"]}
+        outs["weights"] = ["--out", heat, "--picture", picture]
+        for command, out in outs.items():
+            with typed(command, model, path, *out, "--memory", "900MB") as process:
+                _, status, usage = os.wait4(process.pid, 0)
+                process.returncode = os.waitstatus_to_exitcode(status)
+                assert not status, process.stderr.read()
+            print(command, usage.ru_maxrss // 1000, "MB")
+            assert usage.ru_maxrss < 1_000_000  # in units of 1024 bytes
+    finally:
+        path.unlink(missing_ok=True)
+    weights = pq.read_table(heat, columns=["weight"])["weight"].to_numpy()
+    assert len(weights) == patches
+    assert abs(weights.astype(np.float64).sum() - 1) < 1e-3
+    assert picture.stat().st_size < 5_000_000
 
 
 def test_two_runs_at_once(tmp_path, model):

@@ -95,7 +95,8 @@ def test_a_slide_in_hdf5(tmp_path):
     result = CliRunner().invoke(cli.app, [str(w) for w in words], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     heat = pq.read_table(tmp_path / "heat.parquet")
-    assert heat["coords"].to_pylist() == np.arange(100).reshape(50, 2).tolist()
+    places = np.stack([heat["x"], heat["y"]], 1)
+    assert places.tolist() == np.arange(100).reshape(50, 2).tolist()
     elements = torch.from_numpy(features).unsqueeze(0)
     state = model.update(model.initial_state(1), elements)
     np.testing.assert_allclose(

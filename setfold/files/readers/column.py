@@ -75,6 +75,7 @@ class ColumnReader(Reader):
         self.num_rows = lengths.pop() if len(lengths) == 1 else None
 
     def check(self, columns: Sequence[str]) -> None:
+        self._end(list(columns))
         for name in columns:
             try:
                 reason = self.columns[name].missing()
@@ -100,7 +101,7 @@ class ColumnReader(Reader):
             counts = ", ".join(f"{name!r} has {length}" for name, length in lengths.items())
             raise InputError(
                 f"columns of {self.path} differ in their number of rows: {counts}. Select columns "
-                "of one length with --features."
+                "of one length with --features and --keep, or write the file again."
             )
         return next(iter(lengths.values()), self.num_rows)
 

@@ -15,6 +15,7 @@ from setfold.errors import FileError
 from setfold.files.readers.column import Column, ColumnReader, columns_of, type_of
 from setfold.files.readers.heaps import find_damaged_heap, find_wrong_lengths
 from setfold.files.readers.reader import import_optional
+from setfold.files.readers.slides import COORDINATES, VECTORS, is_batch_of_one
 
 if TYPE_CHECKING:  # torch takes seconds to import, and other formats do not need it
     from torch import Tensor
@@ -25,6 +26,9 @@ MAX_DEPTH = 100  # of groups within groups
 class Hdf5Reader(ColumnReader):
     """HDF5: each dataset is a column, named by its path. Text and ragged arrays are supported.
 
+    Some tools write the features of a slide as a batch of one, `(1, N, d)`. Beside the coordinates
+    of N patches, the patches are the rows.
+
     Links are not followed. Datasets that are stored in other files, and datasets of which some
     chunks were never written, are not read.
     """
@@ -34,10 +38,12 @@ class Hdf5Reader(ColumnReader):
     def _find(self) -> dict[str, Column]:
         self._h5py = import_optional("h5py", "hdf5")
         self._file = self._h5py.File(self.path, "r")
+        nodes = {name: node for name, node in self._datasets() if node.shape}
+        batched = (VECTORS, COORDINATES) if is_batch_of_one(nodes) else ()
         columns: dict[str, Column] = {}
-        for name, node in self._datasets():
-            if node.shape:
-                columns.update(self._columns(name, node))
+        for name, node in nodes.items():
+            is_batch = name in batched and node.ndim == 3
+            columns.update(_patches(name, node) if is_batch else self._columns(name, node))
         return columns
 
     def _datasets(self) -> Iterator[tuple[str, Any]]:
@@ -71,11 +77,7 @@ class Hdf5Reader(ColumnReader):
             kind = pa.list_(type_of(base))
         if node.external or node.is_virtual:
             rows = _Elsewhere(node)
-        details = {
-            "chunk_rows": node.chunks[0] if node.chunks else 1,
-            "chunk_bytes": prod(node.chunks) * node.dtype.itemsize if node.chunks else 0,
-            "missing": partial(_missing_storage, node),
-        }
+        details = _storage_of(node)
         if kind is None:
             return columns_of(name, rows, **details)
         if node.dtype.hasobject:
@@ -98,6 +100,32 @@ class Hdf5Reader(ColumnReader):
         self._file.close()
 
 
+def _patches(name: str, node: Any) -> dict[str, Column]:
+    """Return the column of a batch (1, N, d) of one slide: N rows."""
+    details = _storage_of(node) | {"chunk_rows": node.chunks[1] if node.chunks else 1}
+    return columns_of(name, _OnlySet(node), **details)
+
+
+def _storage_of(node: Any) -> dict[str, Any]:
+    """Return the arguments of `Column` that say how a dataset is stored."""
+    return {
+        "chunk_rows": node.chunks[0] if node.chunks else 1,
+        "chunk_bytes": prod(node.chunks) * node.dtype.itemsize if node.chunks else 0,
+        "missing": partial(_missing_storage, node),
+    }
+
+
+class _OnlySet:
+    """The elements of a batch of one set."""
+
+    def __init__(self, node: Any) -> None:
+        self.dtype, self.shape = node.dtype, node.shape[1:]
+        self._rows = _Elsewhere(node) if node.external or node.is_virtual else node
+
+    def __getitem__(self, part: slice) -> Any:
+        return self._rows[0, part]
+
+
 class _Elsewhere:
     """A dataset that is stored in other files, any that this process may read."""
 
@@ -105,7 +133,7 @@ class _Elsewhere:
         self.dtype, self.shape = node.dtype, node.shape
         self._reason = _missing_storage(node)
 
-    def __getitem__(self, part: slice) -> Any:
+    def __getitem__(self, part: Any) -> Any:
         raise ValueError(self._reason)
 
 

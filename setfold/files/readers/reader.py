@@ -44,6 +44,7 @@ PACKAGES = {  # by extra, as in pyproject.toml
     "mesh": "trimesh",
     "root": "uproot awkward",
     "kafka": "confluent-kafka",
+    "train": "scikit-learn scipy matplotlib",
 }
 
 
@@ -167,7 +168,12 @@ class Reader(ABC):
             )
 
     def check(self, columns: Sequence[str]) -> None:  # noqa: B027 - most formats store all or fail
-        """Raise FileError if some of the columns are not stored completely in this file."""
+        """Raise an error if some of the columns cannot be read together.
+
+        Raises:
+            FileError: One of them is not stored completely in this file.
+            InputError: They differ in their number of rows.
+        """
 
     def block_bytes(self, columns: Sequence[str]) -> int:
         """Return the size of the rows of some columns that can only be read together."""

@@ -1,0 +1,100 @@
+"""Training on slides: files are sets, and tables of labels name them."""
+
+from __future__ import annotations
+
+import h5py
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.feather
+import pytest
+
+import setfold
+from setfold.learning.labels import read_labels
+from tests.examples import run_program
+from tests.files.slides import Slide, draw_slide, write_slide
+
+
+def write_slides(folder, layout, count=24):
+    """Every second slide has a patch whose features are large."""
+    folder.mkdir()
+    for number in range(count):
+        slide = draw_slide(patches=20 + number, seed=number, dtype="f2")
+        slide.features[number % 20, 0] += 30 * (number % 2)
+        write_slide(folder, layout, Slide(slide.features, slide.coords), f"slide_{number}")
+    labels = pa.table(
+        {
+            "case_id": [f"patient_{number // 2}" for number in range(count)],
+            "slide_id": [f"slide_{number}" for number in range(count)],
+            "label": ["normal", "tumor"] * (count // 2),
+        }
+    )
+    pacsv.write_csv(labels, folder.parent / "labels.csv")
+
+
+@pytest.mark.parametrize("layout", ["annotated", "clam pt"])
+def test_training_on_slides(tmp_path, layout):
+    write_slides(tmp_path / "slides", layout)
+    options = setfold.TrainOptions(
+        target="label",
+        labels=tmp_path / "labels.csv",
+        task="multiple-instance",
+        group="case_id",
+        epochs=2,
+        folds=1,
+    )
+    notes: list[str] = []
+    out = tmp_path / "model.safetensors"
+    result = setfold.train_sets(tmp_path / "slides", out, options, note=notes.append)
+    used = "features" if layout == "annotated" else "elements"
+    assert notes[0] == f"reading {used} from 24 files"
+    if layout == "annotated":  # labels of patches would be a leak
+        (line,) = [note for note in notes if "beside" in note]
+        assert all(name in line for name in ("coords", "annots", "patch_labels"))
+    assert sum(result.sets) == 24
+    target, _, data = setfold.evaluate_sets(
+        out, tmp_path / "slides", labels=tmp_path / "labels.csv"
+    )
+    assert (target.labels, len(data)) == (["normal", "tumor"], 24)
+    slide = next((tmp_path / "slides").glob("slide_3.*"))
+    weighed = setfold.weigh_sets(setfold.load(out), slide, tmp_path / "heat.parquet")
+    assert weighed.elements == 23
+    assert weighed.kept == (("x", "y") if layout == "annotated" else ())
+
+
+def test_the_generated_slides(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run_program("slides.py", 20)
+    for folder, count in (("slides", 20), ("new", 2)):
+        files = sorted((tmp_path / folder).iterdir())
+        assert len(files) == count
+        columns = pacsv.read_csv(f"{folder}.csv").to_pydict()
+        assert columns["slide_id"] == [file.stem for file in files]
+        for file, label in zip(files, columns["tumour"], strict=True):
+            with h5py.File(file) as slide:
+                share = slide["lesion"][:].mean()
+                assert slide["features"].shape == (len(slide["coords"]), 16)
+            assert 0.005 < share < 0.06 if label == "yes" else share == 0
+    summary = setfold.encode_sets(setfold.SummaryStatistics(16), "slides/*.h5", "slides.npz")
+    assert (summary.sets, summary.features) == (20, ("features",))
+
+
+SLIDES = ["/data/a.1.h5", "/data/b.h5", "/data/c.h5"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "expected"),
+    [
+        ({"case_id": ["p", "p", "q"], "slide_id": ["a.1", "b", "c"]}, SLIDES),
+        ({"slide_id": ["a.1", "b", "c"], "case_id": ["b", "b", "c"]}, SLIDES),
+        ({"site": ["b", "b", "b"], "slide": ["a.1.h5", "b.h5", "c.h5"]}, SLIDES),
+        ({"note": [None, "x\0y", ""], "path": SLIDES}, SLIDES),
+        ({"slide": ["b", "c", "d"]}, [*SLIDES[1:], "d"]),
+    ],
+    ids=["patients first", "patients named like slides", "site", "odd texts", "one is missing"],
+)
+def test_the_column_that_names_most_files(tmp_path, columns, expected):
+    table = pa.table(columns | {"label": np.arange(3)})
+    pa.feather.write_feather(table, tmp_path / "labels.arrow")
+    found = read_labels(tmp_path / "labels.arrow", "label", (), None, SLIDES)
+    assert list(found.values) == expected
