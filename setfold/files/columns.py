@@ -120,11 +120,11 @@ class ColumnSpec:
         """
         if self.features is not None:
             return self.features
+        others, deepest = {*self.set_names, *self.excluded}, self._depth
         return tuple(
             Feature(field.name)
             for field in schema
-            if field.name not in (*self.set_names, *self.excluded)
-            and 0 <= depth_of(field.type) <= self._depth
+            if field.name not in others and 0 <= depth_of(field.type) <= deepest
         )
 
     def needed(
