@@ -88,11 +88,11 @@ class PostgresTransaction(Transaction):
 
     Args:
         connection: The connection, on which it has begun.
-        is_writing: Whether it may change anything.
+        is_shared: Whether others may write at the same time, so that it must lock states.
     """
 
-    def __init__(self, connection: Connection, is_writing: bool) -> None:
-        self.connection, self.is_writing = connection, is_writing
+    def __init__(self, connection: Connection, is_shared: bool) -> None:
+        self.connection, self.is_shared = connection, is_shared
         self.cursor = connection.cursor(binary=True)
         self.placeholders: dict[int, set[tuple[Any, ...]]] = {}
 
@@ -137,10 +137,10 @@ class PostgresTransaction(Transaction):
         # All placeholders come before the first lock of a row: then whoever waits for a row waits
         # for a transaction that waits for no placeholder, and in either step the order is sorted.
         new = self.placeholders.setdefault(model, set())
-        for some in _portions(keys) if self.is_writing else ():
+        for some in _portions(keys) if self.is_shared else ():
             new.update(self.run(PLACEHOLDERS, [model, *_columns(some, 2)]))
-        lock = " FOR UPDATE OF s" if self.is_writing else ""
-        old = [key for key in keys if key not in new]
+        lock = " FOR UPDATE OF s" if self.is_shared else ""
+        old = [key for key in keys if key not in new] if new else keys
         return [
             state_row(row)
             for some in _portions(old)
@@ -226,20 +226,22 @@ class PostgresDatabase(Database):
     @contextmanager
     def reading(self) -> Iterator[Transaction]:
         begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
-        with self._transaction(begin, is_writing=False) as found:
+        with self._transaction(begin, is_writing=False, is_shared=False) as found:
             yield found
 
     @contextmanager
     def writing(self, *, alone: bool = False) -> Iterator[Transaction]:
         begin = self.begin_alone if alone else self.begin_shared
-        with self._transaction(begin, is_writing=True) as found:
+        with self._transaction(begin, is_writing=True, is_shared=not alone) as found:
             yield found
 
     @contextmanager
-    def _transaction(self, begin: str, *, is_writing: bool) -> Iterator[Transaction]:
+    def _transaction(
+        self, begin: str, *, is_writing: bool, is_shared: bool
+    ) -> Iterator[Transaction]:
         connection, is_committing = self._begin(begin), False
         try:
-            transaction = PostgresTransaction(connection, is_writing)
+            transaction = PostgresTransaction(connection, is_shared)
             yield transaction
             if is_writing:
                 transaction.remove_placeholders()
