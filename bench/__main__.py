@@ -24,6 +24,7 @@ from bench import (
     frames,
     gradients,
     instructions,
+    live,
     memory,
     plots,
     precision,
@@ -37,8 +38,9 @@ from bench.machine import about, described, recycle_memory
 from bench.peers import PEERS
 from bench.plan import EXTREME_SHAPES, FULL, MIDDLE, NARROW, QUICK, SHAPES, SMALL_LENGTHS, Plan
 from bench.results import Results, pass_name
+from bench.stores import PostgresStores, SqliteStores
 
-PARTS = ("peers", "sizes", "kernels", "encoders", "gradients", "files", "frames")
+PARTS = ("peers", "sizes", "kernels", "encoders", "gradients", "files", "frames", "live")
 FILE_WIDTH = 145  # columns of output to a pipe or a file
 
 
@@ -65,6 +67,7 @@ def steps(plan: Plan, directory: Path, only: str | None = None) -> list[Step]:
         "gradients": gradient_steps(plan, directory),
         "files": file_steps(plan, directory),
         "frames": frame_steps(plan),
+        "live": live_steps(plan, directory),
     }
     chosen = parts.values() if only is None else [parts[only]]
     return [Step("load all libraries", _load), *chain(*chosen)]
@@ -176,6 +179,26 @@ def frame_steps(plan: Plan) -> list[Step]:
     """Return the measurements of sets in data frames."""
     run = partial(frames.compare, plan=plan)
     return [Step(f"sets in data frames, n = {plan.frame_rows:,}", run)]
+
+
+def live_steps(plan: Plan, directory: Path) -> list[Step]:
+    """Return the measurements of live sets. Those of a database share its stores."""
+    bench, found = live.LiveBench(plan, directory), []
+    for make in (SqliteStores, PostgresStores):
+        sets, title = f"{plan.live_sets:,} sets", make.title
+        steps = [(f"fill stores with {sets}", partial(bench.open, make=make))]
+        for touched in plan.live_batches:
+            run = partial(bench.compare, touched=touched)
+            steps.append((f"batches of {touched:,} of {sets}", partial(bench.with_stores, run=run)))
+        runs = [("reads", bench.read), ("work of a core", bench.work)]
+        runs += [("rewriting", bench.rewrite)] if make is SqliteStores else []
+        runs += [("writers", bench.write_together)] if make is PostgresStores else []
+        steps += [(name, partial(bench.with_stores, run=run)) for name, run in runs]
+        found += [Step(f"live sets, {title}, {name}", run) for name, run in steps]
+        found.append(Step(f"live sets, {title}, remove stores", lambda _: bench.close()))
+    found.append(Step("live sets, JSON", bench.parse))
+    found.append(Step(f"live sets, a service and {plan.live_clients} clients", bench.serve))
+    return found
 
 
 def _load(results: Results) -> None:

@@ -51,14 +51,16 @@ class Server:
     """A server with its files.
 
     Args:
-        folder: Its folder, which must not be longer than the path of a socket may be.
+        folder: Its folder.
+        sockets: The folder of its socket, whose path must be short; `folder` if None.
         settings: Settings that differ from `SETTINGS`.
 
     Raises:
         NoServerError: It cannot run here.
     """
 
-    def __init__(self, folder: Path, **settings: str) -> None:
+    def __init__(self, folder: Path, sockets: Path | None = None, **settings: str) -> None:
+        self.sockets = sockets or Path(folder)
         self.folder, self.settings = Path(folder), SETTINGS | settings
         self.programs, self.data = find_programs(), Path(folder) / "data"
         self.account = find_account()
@@ -84,16 +86,23 @@ class Server:
         ).returncode
 
     def create(self) -> None:
-        """Make the files of a new server."""
+        """Make the files of a new server.
+
+        Raises:
+            NoServerError: Its user cannot get to them.
+        """
         self.folder.mkdir(parents=True)
         if self.account is not None:
-            os.chown(self.folder, self.account.pw_uid, self.account.pw_gid)
+            for folder in (self.folder, self.sockets):
+                os.chown(folder, self.account.pw_uid, self.account.pw_gid)
+            if self.run("test", "-w", self.folder, check=False) != 0:
+                raise NoServerError(f"the user {self.account.pw_name} cannot use {self.folder}")
         self.run(
             *(self.programs / "initdb", "--pgdata", self.data, "--username", "postgres"),
             *("--auth", "trust", "--encoding", "UTF8", "--no-locale", "--no-sync"),
         )
         lines = [f"{name} = '{value}'" for name, value in self.settings.items()]
-        lines.append(f"unix_socket_directories = '{self.folder}'")
+        lines.append(f"unix_socket_directories = '{self.sockets}'")
         with (self.data / "postgresql.conf").open("a") as file:
             file.write("\n".join(lines) + "\n")
 
@@ -111,4 +120,19 @@ class Server:
     def url(self, schema: str | None = None) -> str:
         """Return the URL of a schema; of a new one if there is no name."""
         schema = schema or f"s{uuid.uuid4().hex}"
-        return f"postgresql://postgres@/postgres?host={self.folder}&schema={schema}"
+        return f"postgresql://postgres@/postgres?host={self.sockets}&schema={schema}"
+
+    def cpu_seconds(self) -> float:
+        """Return the CPU time of all its processes so far, with those that have ended."""
+        first = int((self.data / "postmaster.pid").read_text().split()[0])
+        ticks = 0
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                fields = path.read_text().rpartition(")")[2].split()
+            except OSError:  # it has ended meanwhile
+                continue
+            if int(path.parent.name) == first:
+                ticks += sum(map(int, fields[11:15]))  # its own, and that of its children
+            elif int(fields[1]) == first:
+                ticks += sum(map(int, fields[11:13]))
+        return ticks / os.sysconf("SC_CLK_TCK")
