@@ -221,7 +221,7 @@ class LiveBench:
     def write_together(self, results: Results, stores: Stores) -> None:
         """Compare several writers with one."""
         rates: dict[int, list[float]] = {1: [], LIVE_WRITERS: []}
-        for number in range(3):
+        for number in range(min(3, self.plan.live_rounds)):
             for writers in rates:
                 rates[writers].append(self._rate_of(writers, number, stores.url(MANY)))
         ratio = median(
