@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import signal
 import sys
 import time
 import warnings
@@ -250,6 +251,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("out/bench"), help="output folder")
     parser.add_argument("--only", choices=PARTS, help="measure one part")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that servers and files are removed
     warnings.simplefilter("ignore")  # deprecation warnings of other libraries
     torch.set_num_threads(1)
     torch.manual_seed(0)

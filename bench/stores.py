@@ -37,7 +37,7 @@ SQLITE_UPSERT = """
 INSERT INTO raw (name, state) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET state = excluded.state
 """
 POSTGRES_UPSERT = """
-INSERT INTO raw SELECT * FROM unnest(%s::bytea[], %s::bytea[])
+INSERT INTO raw SELECT * FROM unnest(%b::bytea[], %b::bytea[])
     ON CONFLICT (name) DO UPDATE SET state = excluded.state
 """
 
@@ -219,7 +219,7 @@ class PostgresStores(Stores):
         with self.raw.transaction():
             cursor = self.raw.cursor(binary=True)
             if read:
-                cursor.execute("SELECT name, state FROM raw WHERE name = ANY(%s)", [list(names)])
+                cursor.execute("SELECT name, state FROM raw WHERE name = ANY(%b)", [list(names)])
                 cursor.fetchall()
             cursor.execute(POSTGRES_UPSERT, [list(names), list(states)])
 
