@@ -193,7 +193,11 @@ class LiveBench:
         """Measure the events that one core absorbs."""
         events = self.plan.live_scale_events
         each = max(1, events // 100)  # sets, with a hundred events each
-        for sets, what in ((events, "events of different sets"), (each, "events, 100 of each set")):
+        kinds = (
+            (events, "events of different sets absorbed"),
+            (each, "events absorbed, 100 of each set"),
+        )
+        for sets, what in kinds:
             took = []
             for number in range(1 + self.plan.live_rounds):
                 chosen = self.events.choose(self.plan.live_scale_sets, sets)
@@ -224,9 +228,7 @@ class LiveBench:
         for number in range(min(3, self.plan.live_rounds)):
             for writers in rates:
                 rates[writers].append(self._rate_of(writers, number, stores.url(MANY)))
-        ratio = median(
-            many / one for many, one in zip(rates[LIVE_WRITERS], rates[1], strict=True)
-        )
+        ratio = median(many / one for many, one in zip(rates[LIVE_WRITERS], rates[1], strict=True))
         claim = f"throughput of {LIVE_WRITERS} writers / of one, {stores.title}"
         detail = f"{median(rates[1]):,.0f} sets/s by one, {os.cpu_count()} cores"
         _judge(results, claim, ratio, "writers", detail)

@@ -257,9 +257,7 @@ def live_tables(results: Results) -> Iterator[Sheet]:
             speed = "" if name == REWRITING else f"{cost.wall.ratio(RAW, name):.2f}×"
             rate = f"{cost.touched / cost.wall.seconds(name):,.0f}"
             rows.append((name, f"{took:,.1f}", f"{used:,.1f}", rate, speed or NOTHING))
-        title = (
-            f"Batches of {cost.touched:,} sets, {power(cost.kept)} sets kept in {cost.database}"
-        )
+        title = f"Batches of {cost.touched:,} sets, {power(cost.kept)} sets kept in {cost.database}"
         yield Sheet(title, ("", "ms", "CPU ms", "sets/s", f"/ {RAW}"), rows, "lrrrr")
     if results.rates:
         rows = [(what, f"{rate:,.0f}") for what, rate in results.rates]

@@ -1,25 +1,20 @@
 """Load a service on this machine: updates of one element from many clients, and reads of one set.
 
-    python -m bench.serve [--seconds 5] [--clients 32]
-
 The clients are connections of this process, each of which sends the next request when it has the
 answer to the last one. They share the cores with the service.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import median, quantiles
 
 import setfold
 from bench.results import Load
@@ -181,33 +176,3 @@ def measure(folder: Path, seconds: float, clients: int) -> Load:
     """Load a service on a new store in a folder."""
     with serving(folder) as (host, port, process):
         return asyncio.run(_measure(host, port, process, seconds, clients))
-
-
-def described(found: Load) -> str:
-    """Describe what was found, in lines."""
-    count, failed = len(found.updates), found.failed
-    return (
-        f"updates of one element, {found.clients} clients: {found.rate:,.0f}/s, "
-        f"median {1e3 * median(found.updates):.1f} ms, "
-        f"99% below {1e3 * quantiles(found.updates, n=100)[98]:.1f} ms\n"
-        f"CPU time of an update: service {1e6 * found.service_cpu / count:.0f} us, "
-        f"client {1e6 * found.client_cpu / count:.0f} us\n"
-        f"memory of the service: {found.before:.0f} MB before, {found.after:.0f} MB after\n"
-        f"reads of one set, 1 client: median {1e3 * median(found.reads):.2f} ms, "
-        f"99% below {1e3 * quantiles(found.reads, n=100)[98]:.2f} ms\n"
-        f"errors: {len(failed)} {' '.join(failed[:1])}\n"
-        f"cores: {os.cpu_count()}, load average: {os.getloadavg()[0]:.1f}"
-    )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--clients", type=int, default=32)
-    given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        print(described(measure(Path(folder), given.seconds, given.clients)))
-
-
-if __name__ == "__main__":
-    main()

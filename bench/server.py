@@ -7,6 +7,7 @@ import pwd
 import shutil
 import subprocess
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
 USERS = ("postgres", "nobody")  # PostgreSQL refuses to run as root
@@ -124,15 +125,16 @@ class Server:
 
     def cpu_seconds(self) -> float:
         """Return the CPU time of all its processes so far, with those that have ended."""
-        first = int((self.data / "postmaster.pid").read_text().split()[0])
-        ticks = 0
-        for path in Path("/proc").glob("[0-9]*/stat"):
-            try:
-                fields = path.read_text().rpartition(")")[2].split()
-            except OSError:  # it has ended meanwhile
-                continue
-            if int(path.parent.name) == first:
-                ticks += sum(map(int, fields[11:15]))  # its own, and that of its children
-            elif int(fields[1]) == first:
-                ticks += sum(map(int, fields[11:13]))
+        first = (self.data / "postmaster.pid").read_text().split()[0]
+        process = Path("/proc") / first
+        ticks = sum(_ticks(process)[:4])  # its own, and that of children that have ended
+        for child in (process / "task" / first / "children").read_text().split():
+            with suppress(OSError):  # it has ended meanwhile
+                ticks += sum(_ticks(process.parent / child)[:2])
         return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _ticks(process: Path) -> list[int]:
+    """Return the CPU time of a process and of its children, user and system, in ticks."""
+    fields = (process / "stat").read_text().rpartition(")")[2].split()
+    return [int(field) for field in fields[11:15]]

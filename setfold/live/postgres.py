@@ -146,11 +146,18 @@ class PostgresTransaction(Transaction):
             new.update(self.run(PLACEHOLDERS, [model, *_columns(some, 2)]))
         lock = " FOR UPDATE OF s" if self.is_shared else ""
         old = [key for key in keys if key not in new] if new else keys
-        return [
+        found = [
             state_row(row)
             for some in _portions(old)
             for row in self.run(FETCH + lock, [*_columns(some, 2), model])
         ]
+        if self.is_shared and len(found) < len(old):
+            raise InterruptedTransactionError(
+                "others have removed a set while this change was waiting for it. Nothing of this "
+                "change was kept; repeat it.",
+                is_unknown=False,
+            )
+        return found
 
     def put(self, model: int, rows: Sequence[StateRow]) -> None:
         size = max(1, ROWS_BYTES // max(len(rows[0].state), 1)) if rows else 1

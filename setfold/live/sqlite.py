@@ -83,7 +83,9 @@ class SqliteTransaction(Transaction):
         places = self.fetched[1] if self.fetched[0] == model else {}
         old = [(*row[2:], places[row[:2]]) for row in rows if row[:2] in places]
         if old and self.run_many(CHANGE, old) != len(old):
-            raise StoreError("a state was deleted while it was changed. Nothing was kept; repeat it.")
+            raise StoreError(
+                "a state was deleted while it was changed. Nothing was kept; repeat it."
+            )
         if len(old) < len(rows):
             self.run_many(PUT, [(model, *row) for row in rows if row[:2] not in places])
 

@@ -363,9 +363,7 @@ def merged_at(table: StateTable, other: StateTable, places: Tensor) -> StateTabl
     return _merged([other, table], table.sets, [places, torch.arange(len(table))])
 
 
-def _merged(
-    tables: Sequence[StateTable], names: pa.Array, indices: Sequence[Tensor]
-) -> StateTable:
+def _merged(tables: Sequence[StateTable], names: pa.Array, indices: Sequence[Tensor]) -> StateTable:
     first = tables[0]
     count = first.count.new_zeros(len(names))
     for table, index in zip(tables, indices, strict=True):
