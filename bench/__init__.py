@@ -1,6 +1,6 @@
 """Benchmark of setfold and comparable libraries: time, memory, precision, and performance targets.
 
-    python -m bench                      everything, in about 25 minutes on one core
+    python -m bench                      everything, in about half an hour on one core
     python -m bench --quick              the same code on tiny sizes, in about a minute
     python -m bench --only PART          one part: peers, sizes, kernels, encoders, ...
 

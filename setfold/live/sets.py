@@ -316,8 +316,8 @@ class LiveSets(Bundling, Upgrading, Removing, Exporting, Importing, Reporting):
         if len(places) < len({*wanted}) or not rows:  # some are empty
             parts.append(encoder.readout(encoder.initial_state(1)).cpu())
             counts.append(0)
-        index = [places.get(name, len(places)) for name in wanted]
-        return [counts[place] for place in index], torch.cat(parts)[torch.tensor(index)]
+        index = torch.tensor([places.get(name, len(places)) for name in wanted], dtype=torch.long)
+        return [counts[place] for place in index.tolist()], torch.cat(parts)[index]
 
     @checked
     def count(self, names: Names, *, last: str | None = None) -> list[int]:
