@@ -147,7 +147,7 @@ class PostgresTransaction(Transaction):
         lock = " FOR UPDATE OF s" if self.is_shared else ""
         old = [key for key in keys if key not in new] if new else keys
         found = [
-            state_row(row)
+            StateRow._make(row)
             for some in _portions(old)
             for row in self.run(FETCH + lock, [*_columns(some, 2), model])
         ]
