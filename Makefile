@@ -71,7 +71,7 @@ stress: $(DEV_STAMP) native ## Encode large files, kill it, fill the disk; damag
 	  echo "with SETFOLD_NATIVE=$$isa"; \
 	  SETFOLD_NATIVE=$$isa $(BIN)/python -m pytest tests/kernels tests/encoders tests/laws || exit 1; done
 
-bench: $(DEV_STAMP) native ## Measure speed and memory beside the peers (about 25 minutes).
+bench: $(DEV_STAMP) native ## Measure speed and memory beside the peers (about half an hour).
 	@$(BIN)/python -m bench
 
 docs: $(DOCS_STAMP) native ## Run the examples of every page, then build the pages into out/docs.

@@ -1,6 +1,6 @@
 """Benchmark of setfold and comparable libraries: time, memory, precision, and performance targets.
 
-    python -m bench                      everything, in about 25 minutes on one core
+    python -m bench                      everything, in about half an hour on one core
     python -m bench --quick              the same code on tiny sizes, in about a minute
     python -m bench --only PART          one part: peers, sizes, kernels, encoders, ...
 
@@ -24,6 +24,9 @@ that a slow phase of the machine affects all of them.
     precision.py  target 4: cost and accuracy of float64 states
     streams.py    targets 5 and 6: many short sets, many small updates
     files.py      target 10: sets in files
+    frames.py     target 14: sets in data frames
+    live.py       target 15: live sets;  stores.py  their databases;  server.py  PostgreSQL
+    serve.py      the service of live sets under load
     machine.py    CPU, versions and allocator
     report.py     tables and JSON;  plots.py  figures
 """

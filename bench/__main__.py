@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import signal
 import sys
 import time
 import warnings
@@ -25,6 +26,7 @@ from bench import (
     frames,
     gradients,
     instructions,
+    live,
     memory,
     plots,
     precision,
@@ -38,8 +40,19 @@ from bench.machine import about, described, recycle_memory
 from bench.peers import PEERS
 from bench.plan import EXTREME_SHAPES, FULL, MIDDLE, NARROW, QUICK, SHAPES, SMALL_LENGTHS, Plan
 from bench.results import Results, pass_name
+from bench.stores import PostgresStores, SqliteStores
 
-PARTS = ("peers", "sizes", "kernels", "encoders", "gradients", "files", "frames", "pyg")
+PARTS = (
+    "peers",
+    "sizes",
+    "kernels",
+    "encoders",
+    "gradients",
+    "files",
+    "frames",
+    "pyg",
+    "live",
+)
 FILE_WIDTH = 145  # columns of output to a pipe or a file
 
 
@@ -67,6 +80,7 @@ def steps(plan: Plan, directory: Path, only: str | None = None) -> list[Step]:
         "files": file_steps(plan, directory),
         "frames": frame_steps(plan),
         "pyg": group_steps(plan),
+        "live": live_steps(plan, directory),
     }
     chosen = parts.values() if only is None else [parts[only]]
     return [Step("load all libraries", _load), *chain(*chosen)]
@@ -192,6 +206,26 @@ def group_steps(plan: Plan) -> list[Step]:
     return [*found, Step("aggregations of PyG", partial(aggregations.judge, plan=plan))]
 
 
+def live_steps(plan: Plan, directory: Path) -> list[Step]:
+    """Return the measurements of live sets. Those of a database share its stores."""
+    bench, found = live.LiveBench(plan, directory), []
+    for make in (SqliteStores, PostgresStores):
+        sets, title = f"{plan.live_sets:,} sets", make.title
+        steps = [(f"fill stores with {sets}", partial(bench.open, make=make))]
+        for touched in plan.live_batches:
+            run = partial(bench.compare, touched=touched)
+            steps.append((f"batches of {touched:,} of {sets}", partial(bench.with_stores, run=run)))
+        runs = [("reads", bench.read), ("work of a core", bench.work)]
+        runs += [("rewriting", bench.rewrite)] if make is SqliteStores else []
+        runs += [("writers", bench.write_together)] if make is PostgresStores else []
+        steps += [(name, partial(bench.with_stores, run=run)) for name, run in runs]
+        found += [Step(f"live sets, {title}, {name}", run) for name, run in steps]
+        found.append(Step(f"live sets, {title}, remove stores", lambda _: bench.close()))
+    found.append(Step("live sets, JSON", bench.parse))
+    found.append(Step(f"live sets, a service and {plan.live_clients} clients", bench.serve))
+    return found
+
+
 def _load(results: Results) -> None:
     """Import all libraries, and exclude their objects from garbage collection."""
     for peer in (PEERS | ENCODERS).values():
@@ -241,6 +275,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("out/bench"), help="output folder")
     parser.add_argument("--only", choices=PARTS, help="measure one part")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that servers and files are removed
     warnings.simplefilter("ignore")  # deprecation warnings of other libraries
     torch.set_num_threads(1)
     torch.manual_seed(0)

@@ -59,6 +59,16 @@ class Plan:
         frame_rows: number of elements in the data frames.
         frame_rounds: number of rounds for the data frames.
         groups: number of groups of rows for aggregations of graphs.
+        live_sets, live_few: numbers of live sets that are kept, to compare.
+        live_rounds: number of rounds for live sets, without the warm-up.
+        live_rewrites: number of times that a file of states is rewritten.
+        live_batches: for each number of sets that a batch touches, the batches of a round: so many
+            that each round pays for a share of what a database puts off.
+        live_scale_sets: number of sets kept where the work of one core is measured.
+        live_scale_events: number of events of a batch there.
+        live_reads: number of reads of one set.
+        live_seconds: duration of a measurement of writers, or of the service.
+        live_clients: number of clients of the service.
     """
 
     lengths: tuple[int, ...] = (1_000, 10_000, 100_000)
@@ -93,6 +103,21 @@ class Plan:
     frame_rows: int = 1_000_000
     frame_rounds: int = 11
     groups: int = 2_000
+    live_sets: int = 1_000_000
+    live_few: int = 10_000
+    live_rounds: int = 7
+    live_rewrites: int = 1
+    live_batches: dict[int, int] = field(default_factory=lambda: {10: 25, 1_000: 8})
+    live_scale_sets: int = 100_000
+    live_scale_events: int = 10_000
+    live_reads: int = 1_000
+    live_seconds: float = 4.0
+    live_clients: int = 32
+
+    @property
+    def live_bytes(self) -> int:
+        """Return the bytes on disk for each live set, with copies and logs of all contenders."""
+        return 16 * LIVE_SLOTS * 8 * (LIVE_WIDTH + 1)
 
     @property
     def for_encoders(self) -> Plan:
@@ -140,6 +165,15 @@ QUICK = Plan(
     frame_rows=4_000,
     frame_rounds=1,
     groups=20,
+    live_sets=400,
+    live_few=100,
+    live_rounds=1,
+    live_batches={10: 2, 50: 2},
+    live_scale_sets=100,
+    live_scale_events=100,
+    live_reads=20,
+    live_seconds=0.2,
+    live_clients=4,
 )
 
 
@@ -162,6 +196,9 @@ FILES, FILE_SETS = 40, 2_000  # number of files and sets in the benchmark on fil
 FILES_MEMORY = 2_000_000_000  # bytes, the default of `setfold encode`
 ROWS_PER_GROUP = 100  # of aggregations of graphs, on average
 SMALL_LENGTHS = (1, 10, 100)  # elements per small update
+LIVE_WIDTH = 16  # numbers of an element of live sets
+LIVE_SLOTS, LIVE_SCALE_SLOTS = 14, 8  # states of 1.9 KB, and those of docs/live_scale.md
+LIVE_WRITERS = 4
 SMALL_TRAINED, SMALL_ENCODED = 100, 1_000  # elements of one small set
 
 
@@ -203,6 +240,13 @@ class Bounds:
     frames: float = 1.5
     groups: float = 1.1
     groups_memory: float = 1.5
+    live_raw: float = 0.5  # of the throughput of raw upserts
+    live_kept: float = 1.5
+    live_read_ms: float = 1.0
+    live_http_ms: float = 5.0
+    live_writers: float = 1.5
+    live_service: float = 2_000.0
+    live_growth_megabytes: float = 50.0
 
 
 def _by_shape(*bounds: float) -> dict[Shape, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from statistics import median
 from textwrap import fill
 from typing import Literal, NamedTuple
 
@@ -19,6 +20,7 @@ from bench.folds import passes
 from bench.frames import FRAMES_NOTES, KERNEL
 from bench.gradients import GRADIENT_NOTES, MODELS, Model
 from bench.instructions import INSTRUCTION_NOTES, contenders
+from bench.live import LIVE_NOTES, RAW, REWRITING
 from bench.machine import described
 from bench.memory import BESIDE_PEERS
 from bench.peers import NOTES, OURS, PEERS
@@ -84,6 +86,9 @@ def write(results: Results, facts: Facts, pictures: dict[str, str], directory: P
         "files": [cost.described() for cost in results.files],
         "frames": [cost.described() for cost in results.frames],
         "groups": [cost.described() for cost in results.groups],
+        "live sets": [cost.described() for cost in results.live],
+        "live sets, per second of one core": dict(results.rates),
+        "live sets, service": None if results.load is None else results.load.described(),
         "training steps": [cost.described() for cost in results.training_steps],
         "memory": [
             {**case._asdict(), "megabytes": megabytes} for case, megabytes in results.memory.items()
@@ -107,6 +112,7 @@ def show(results: Results, facts: Facts, console: Console) -> None:
         *file_tables(results),
         *frame_tables(results),
         *group_tables(results),
+        *live_tables(results),
     )
     for sheet in (*tables, target_sheet(results)):
         console.print(_drawn(sheet, console.width))
@@ -271,6 +277,34 @@ def group_tables(results: Results) -> Iterator[Sheet]:
     yield Sheet(title, heading, table, "l" + "r" * (len(heading) - 1))
 
 
+def live_tables(results: Results) -> Iterator[Sheet]:
+    """Make the tables of live sets: batches, the work of a core, and the service."""
+    for cost in results.live:
+        rows: list[Row] = []
+        for name in cost.wall.samples:
+            took, used = cost.wall.seconds(name) * 1e3, cost.cpu.seconds(name) * 1e3
+            speed = "" if name == REWRITING else f"{cost.wall.ratio(RAW, name):.2f}×"
+            rate = f"{cost.touched / cost.wall.seconds(name):,.0f}"
+            rows.append((name, f"{took:,.1f}", f"{used:,.1f}", rate, speed or NOTHING))
+        title = f"Batches of {cost.touched:,} sets, {power(cost.kept)} sets kept in {cost.database}"
+        yield Sheet(title, ("", "ms", "CPU ms", "sets/s", f"/ {RAW}"), rows, "lrrrr")
+    if results.rates:
+        rows = [(what, f"{rate:,.0f}") for what, rate in results.rates]
+        yield Sheet("Work of one core", ("", "per second"), rows, "lr")
+    if results.load is not None:
+        found = results.load
+        rows = [
+            ("updates per second", f"{found.rate:,.0f}"),
+            ("median time of an update, ms", f"{1e3 * median(found.updates):.1f}"),
+            ("CPU time of an update, µs", f"{1e6 * found.service_cpu / len(found.updates):.0f}"),
+            ("median time of a read by one client, ms", f"{1e3 * median(found.reads):.2f}"),
+            ("memory before, MB", f"{found.before:.0f}"),
+            ("memory after, MB", f"{found.after:.0f}"),
+        ]
+        title = f"The service, updates of one element, {found.clients} clients"
+        yield Sheet(title, ("", ""), rows, "lr")
+
+
 def time_sheets(what: str, cells: list[Cell], names: Iterable[str]) -> Iterator[Sheet]:
     """Make a table of time ratios for each shape, with setfold's time in the last row."""
     for shape in SHAPES:
@@ -418,6 +452,7 @@ def _markdown(results: Results, facts: Facts, pictures: dict[str, str]) -> str:
     lines += _chapter("Sets in files", file_tables(results), FILES_NOTES)
     lines += _chapter("Sets in data frames", frame_tables(results), FRAMES_NOTES)
     lines += _chapter("Groups of rows in graphs", group_tables(results), GROUP_NOTES)
+    lines += _chapter("Live sets", live_tables(results), LIVE_NOTES)
     lines += ["", "## Pictures"] if pictures else []
     for file, caption in pictures.items():
         lines += ["", f"![{caption}]({file})"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from statistics import median
 from typing import Any, NamedTuple
 
 from bench.peers import OURS
@@ -215,6 +216,81 @@ class GroupsCost:
         }
 
 
+@dataclass(frozen=True)
+class LiveCost:
+    """Seconds of a batch of live sets, by contender, one number per round.
+
+    Attributes:
+        database: the database.
+        kept, touched: numbers of sets that are kept, and that a batch touches.
+        wall, cpu: the time, and the CPU time of this process and of the database.
+    """
+
+    database: str
+    kept: int
+    touched: int
+    wall: Timings
+    cpu: Timings
+
+    def described(self) -> dict[str, Any]:
+        names = list(self.wall.samples)
+        return {
+            "database": self.database,
+            "sets kept": self.kept,
+            "sets touched": self.touched,
+            "seconds": {name: self.wall.seconds(name) for name in names},
+            "CPU seconds": {name: self.cpu.seconds(name) for name in names},
+        }
+
+
+class Rate(NamedTuple):
+    """What one core does in a second."""
+
+    what: str
+    per_second: float
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a service did under load.
+
+    Attributes:
+        clients: the number of clients that sent updates.
+        updates: the seconds of each update.
+        seconds: the duration.
+        service_cpu, client_cpu: CPU seconds of the service, and of all clients.
+        before, after: memory of the service in MB.
+        reads: the seconds of each read of one set, by one client.
+        failed: answers of requests that failed.
+    """
+
+    clients: int
+    updates: list[float]
+    seconds: float
+    service_cpu: float
+    client_cpu: float
+    before: float
+    after: float
+    reads: list[float]
+    failed: list[str]
+
+    @property
+    def rate(self) -> float:
+        """Return the updates per second."""
+        return len(self.updates) / self.seconds
+
+    def described(self) -> dict[str, Any]:
+        return {
+            "clients": self.clients,
+            "updates per second": self.rate,
+            "median update, seconds": median(self.updates),
+            "CPU seconds of an update": self.service_cpu / len(self.updates),
+            "megabytes": [self.before, self.after],
+            "median read, seconds": median(self.reads),
+            "failed": len(self.failed),
+        }
+
+
 TITLES = {
     1: "Speed on whole sets, sum and mean",
     2: "Peak memory above the input",
@@ -231,6 +307,7 @@ TITLES = {
     13: "Speed of PyG's modules in setfold",
     14: "Sets in data frames",
     15: "Groups of rows, compared with PyG's aggregations",
+    16: "Live sets",
 }
 
 
@@ -243,7 +320,7 @@ class Target:
         claim: what is measured.
         measured: measured value; the worst if there are several.
         bound: bound of the target.
-        unit: "x" for a multiple of speed or cost, "MB", or "" for a relative error.
+        unit: "x" for a multiple of speed or cost, such as "MB", or "" for a relative error.
         at_least: whether the bound is a lower bound.
         shape: (d, K, d_out), if the target is for one shape.
         detail: all values if there are several.
@@ -273,7 +350,10 @@ class Target:
     def _with_unit(self, value: float) -> str:
         if self.unit == "x":
             return f"{value:.2f}×"
-        return f"{value:.1f} {self.unit}" if self.unit else f"{value:.1e}"
+        if not self.unit:
+            return f"{value:.1e}"
+        digits = 2 if self.unit == "ms" else 1 if value < 1_000 else 0
+        return f"{value:,.{digits}f} {self.unit}"
 
     def described(self) -> dict[str, Any]:
         shape = None if self.shape is None else self.shape._asdict()
@@ -297,6 +377,9 @@ class Results:
         files: measurements of sets in files.
         frames: measurements of sets in data frames.
         groups: timings of aggregations.
+        live: timings of batches of live sets.
+        rates: what one core does with live sets.
+        load: the service of live sets under load; None if it was not measured.
         omissions: measurements that were left out, and why.
         durations: name and seconds of each step of the run.
         targets: the targets and their results.
@@ -314,6 +397,9 @@ class Results:
     files: list[FilesCost] = field(default_factory=list)
     frames: list[FramesCost] = field(default_factory=list)
     groups: list[GroupsCost] = field(default_factory=list)
+    live: list[LiveCost] = field(default_factory=list)
+    rates: list[Rate] = field(default_factory=list)
+    load: Load | None = None
     omissions: list[str] = field(default_factory=list)
     durations: list[tuple[str, float]] = field(default_factory=list)
     targets: list[Target] = field(default_factory=list)

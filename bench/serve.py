@@ -1,27 +1,23 @@
 """Load a service on this machine: updates of one element from many clients, and reads of one set.
 
-    python -m bench.serve [--seconds 5] [--clients 32]
-
 The clients are connections of this process, each of which sends the next request when it has the
 answer to the last one. They share the cores with the service.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import median, quantiles
 
 import setfold
+from bench.results import Load
 from setfold import live
 
 SETS = 10_000
@@ -164,8 +160,7 @@ def seconds_of(process: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-async def measure(host: str, port: int, process: int, seconds: float, clients: int) -> str:
-    """Load a service, and return what was found."""
+async def _measure(host: str, port: int, process: int, seconds: float, clients: int) -> Load:
     warm_up = [updates(number, seconds / 5) for number in range(1000, 1000 + clients)]
     await load(host, port, warm_up)
     before, own, used = memory_of(process), time.process_time(), seconds_of(process)
@@ -174,28 +169,10 @@ async def measure(host: str, port: int, process: int, seconds: float, clients: i
     )
     after, own, used = memory_of(process), time.process_time() - own, seconds_of(process) - used
     _, alone, more = await load(host, port, [reads(READS)])
-    load_average = os.getloadavg()[0]
-    return (
-        f"updates of one element, {clients} clients: {len(times) / took:,.0f}/s, "
-        f"median {1e3 * median(times):.1f} ms, 99% below {1e3 * quantiles(times, n=100)[98]:.1f} ms\n"
-        f"CPU time of an update: service {1e6 * used / len(times):.0f} us, "
-        f"client {1e6 * own / len(times):.0f} us\n"
-        f"memory of the service: {before:.0f} MB before, {after:.0f} MB after\n"
-        f"reads of one set, 1 client: median {1e3 * median(alone):.2f} ms, "
-        f"99% below {1e3 * quantiles(alone, n=100)[98]:.2f} ms\n"
-        f"errors: {len(failed) + len(more)} {' '.join(failed[:1] + more[:1])}\n"
-        f"cores: {os.cpu_count()}, load average: {load_average:.1f}"
-    )
+    return Load(clients, times, took, used, own, before, after, alone, failed + more)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--clients", type=int, default=32)
-    given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, serving(Path(folder)) as (host, port, process):
-        print(asyncio.run(measure(host, port, process, given.seconds, given.clients)))
-
-
-if __name__ == "__main__":
-    main()
+def measure(folder: Path, seconds: float, clients: int) -> Load:
+    """Load a service on a new store in a folder."""
+    with serving(folder) as (host, port, process):
+        return asyncio.run(_measure(host, port, process, seconds, clients))

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 import setfold
-from bench import disk, instructions, roofline, speed
+from bench import disk, instructions, live, roofline, speed, stores
 from bench.__main__ import PARTS, steps
 from bench.encoders import ENCODERS, FAMILIES
 from bench.folds import GRADIENTS, passes
 from bench.gradients import MODELS, asked_for
 from bench.peers import ATTENTION, OURS, PEERS
 from bench.plan import FULL, GRAPH_LIMIT, NARROW, QUICK, SHAPES, WIDE
-from bench.results import TITLES, Cell, MemoryCase, Results, Way
+from bench.results import TITLES, Cell, LiveCost, MemoryCase, Results, Way
 from bench.timing import Timings
 from setfold.native import library
 from setfold.native.build import BuildError
@@ -47,6 +47,12 @@ def test_the_quick_benchmark_runs(tmp_path):
     assert trained == [(model.title, n) for model in MODELS for n in QUICK.gradient_lengths]
     assert [cost["files"] for cost in results["files"]] == [40, 40, 4, 40]
     assert [len(cost["seconds"]) for cost in results["frames"]] == [6]
+    found = {(cost["database"], cost["sets touched"]): cost for cost in results["live sets"]}
+    assert all(("SQLite", touched) in found for touched in QUICK.live_batches)
+    assert all(
+        len(cost["CPU seconds"]) == 4 + (kind[0] == "SQLite") for kind, cost in found.items()
+    )
+    assert results["live sets, service"]["failed"] == 0
     for cost in results["instruction sets"]:
         assert list(cost["seconds"]) == ["torch kernels", *library.available()]
     both = [(list(shape), way) for shape in SHAPES for way in ("forward", "forward+backward")]
@@ -98,6 +104,45 @@ def test_a_full_disk_is_reported(tmp_path, monkeypatch):
     assert "left out" in results.omissions[0]
     assert not results.targets
     assert not list(tmp_path.iterdir())
+
+
+def test_live_sets_need_space(tmp_path, monkeypatch):
+    usage = stores.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(stores.shutil, "disk_usage", lambda _: usage._replace(free=1_000))
+    results = Results(QUICK)
+    for step in steps(QUICK, tmp_path, "live"):
+        if "SQLite" in step.name:
+            step.run(results)
+    (omission,) = results.omissions
+    assert "left out: they need" in omission
+    assert not results.targets
+    assert not list(tmp_path.iterdir())
+
+
+def test_live_sets_are_judged_by_wall_time_within_rounds(tmp_path):
+    results, bench = Results(QUICK), live.LiveBench(QUICK, tmp_path)
+    wall = {live.RAW: [1.0, 2.0, 3.0], live.LIVE: [2.0, 2.0, 12.0], live.FEW: [1.0, 1.0, 4.0]}
+    cpu = Timings({name: [1.0] * 3 for name in wall})
+    bench._judge(results, LiveCost("SQLite", 400, 10, Timings(wall), cpu))
+    raw, kept = results.targets
+    assert (raw.measured, raw.holds, raw.detail) == (0.5, True, "CPU 1.00×")
+    assert (kept.measured, kept.holds) == (2.0, False)
+
+
+def test_raw_upserts_write_other_bytes_every_time(tmp_path):
+    events = stores.Events()
+    found = stores.SqliteStores(tmp_path)
+    store = found.create("many", 2, 5, events)
+    found.fill_raw("many")
+    names = [name for (name,) in found.raw.execute("SELECT name FROM raw ORDER BY name")]
+    assert [stores.name_of(n).encode() in name for n, name in enumerate(names)] == [True] * 5
+    first, second = (events.blobs(5, 100) for _ in range(2))
+    for states in (first, second):
+        found.upsert(names, states, read=True)
+        assert [s for (s,) in found.raw.execute("SELECT state FROM raw ORDER BY name")] == states
+    assert len({*first, *second}) == 10
+    assert store.count([stores.name_of(n) for n in range(5)]) == [1] * 5
+    found.close()
 
 
 def test_every_encoder_is_compared():

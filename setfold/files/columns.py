@@ -124,11 +124,11 @@ class ColumnSpec:
             return self.features
         if self.set is None and not self.explode and not self.excluded and holds_vectors(schema):
             return (Feature(VECTORS),)
+        others, deepest = {*self.set_names, *self.excluded}, self._depth
         return tuple(
             Feature(field.name)
             for field in schema
-            if field.name not in (*self.set_names, *self.excluded)
-            and 0 <= depth_of(field.type) <= self._depth
+            if field.name not in others and 0 <= depth_of(field.type) <= deepest
         )
 
     def exploded(self, schema: pa.Schema) -> ColumnSpec:

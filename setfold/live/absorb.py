@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import torch
 
 from setfold.errors import InputError
-from setfold.files.columns import parsed_by
+from setfold.files.columns import ColumnSpec, parsed_by
 from setfold.files.engines.frames import FrameTask
 from setfold.files.ids import pack
 from setfold.files.partials import check_finite
@@ -53,15 +53,29 @@ def needed_columns(models: Sequence[LiveModel], layout: Layout, schema: pa.Schem
     with_bucket = schema.append(pa.field(BUCKET, pa.int64()))
     names: dict[str, None] = dict.fromkeys(layout.columns.set_names)
     for model in models:
-        names |= dict.fromkeys(task_of(model, layout).needed(with_bucket))
+        names |= dict.fromkeys(needed_by(model, layout, with_bucket))
     if layout.time is not None:
         names |= {layout.time: None}
     return [name for name in names if name != BUCKET]
 
 
+def needed_by(model: LiveModel, layout: Layout, schema: pa.Schema) -> list[str]:
+    """Return the columns of rows with their buckets that a model needs.
+
+    Raises:
+        InputError: A column is missing or has the wrong type.
+    """
+    # pandas notes the number of rows in the metadata, but columns are the same in every batch.
+    return model.needed(_columns_for(model, layout), schema.remove_metadata())
+
+
 def task_of(model: LiveModel, layout: Layout) -> FrameTask:
     """Return how rows with their buckets become states of a model."""
-    return model.task(layout.keyed(parsed=columns_of(model.encoder) is not None))
+    return model.task(_columns_for(model, layout))
+
+
+def _columns_for(model: LiveModel, layout: Layout) -> ColumnSpec:
+    return layout.keyed(parsed=columns_of(model.encoder) is not None)
 
 
 def names_of(rows: pa.RecordBatch, layout: Layout) -> pa.Array:
@@ -144,7 +158,7 @@ def absorbing(
 def _are_few(rows: Sequence[pa.RecordBatch], models: Sequence[LiveModel]) -> bool:
     """Whether the states of rows are certain to fit in memory."""
     number, nbytes = sum(part.num_rows for part in rows), sum(part.nbytes for part in rows)
-    states = number * max((model.encoder.state_nbytes for model in models), default=0)
+    states = number * max((model.state_nbytes for model in models), default=0)
     return number <= FEW_ROWS and 8 * states <= STORE_BYTES and 16 * nbytes <= STORE_BYTES
 
 
@@ -191,9 +205,8 @@ class Absorber:
             return [() for _ in self.models]
         found = []
         for model in self.models:
-            task = task_of(model, layout)
-            needed = rows.select(list(task.needed(rows.schema)))
-            found.append(task.batch_step(needed, first).tables)
+            needed = rows.select(needed_by(model, layout, rows.schema))
+            found.append(task_of(model, layout).batch_step(needed, first).tables)
         return found
 
     def _without_bad(self, rows: pa.RecordBatch, layout: Layout) -> pa.RecordBatch:
@@ -201,7 +214,7 @@ class Absorber:
         good = np.ones(rows.num_rows, bool)
         for model in self.models:
             task = replace(task_of(model, layout), skip=True)
-            needed = rows.select(list(task.needed(rows.schema)))
+            needed = rows.select(needed_by(model, layout, rows.schema))
             for bad in task.batch_step(needed, 0).skipped:
                 good[bad.row] = False
         return rows.filter(pa.array(good))

@@ -161,6 +161,8 @@ def _contents(array: pa.Array) -> list[bytes]:
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     kind = array.type
+    if array.null_count == 0 and pa.types.is_primitive(kind):  # the most frequent case, at once
+        return [VALID * len(array), array.to_numpy(zero_copy_only=False).tobytes()]
     valid = array.is_valid().to_numpy(zero_copy_only=False).tobytes()
     if pa.types.is_nested(kind) and hasattr(kind, "value_type"):
         lengths = pc.fill_null(pc.list_value_length(array), 0).cast(pa.int64())

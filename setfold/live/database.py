@@ -24,6 +24,7 @@ from setfold.errors import StoreError
 from setfold.live.schema import BUCKETS
 
 VERSION = 1
+SETTINGS = "SELECT name, value FROM settings"
 
 
 class StateRow(NamedTuple):
@@ -77,6 +78,8 @@ class Transaction(ABC):
     The statements are written for SQLite; other databases translate them.
     """
 
+    _settings: dict[str, str] | None = None  # None if they were not read yet
+
     @abstractmethod
     def run(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Run a statement, and return the rows that it yields."""
@@ -93,9 +96,11 @@ class Transaction(ABC):
 
     # ---- settings --------------------------------------------------------------------------
 
-    def settings(self) -> dict[str, str]:
-        """Return all settings."""
-        return dict(self.run("SELECT name, value FROM settings"))
+    def settings(self) -> Mapping[str, str]:
+        """Return all settings. They are read once: what others change does not matter meanwhile."""
+        if self._settings is None:
+            self._settings = dict(self.run(SETTINGS))
+        return self._settings
 
     def set(self, name: str, value: str) -> None:
         """Change a setting."""
@@ -104,16 +109,17 @@ class Transaction(ABC):
             "ON CONFLICT (name) DO UPDATE SET value = excluded.value",
             (name, value),
         )
+        self._settings = None
 
     def set_once(self, name: str, value: str) -> str:
         """Let a setting have a value unless it has one; return the one that it has."""
-        statement = "SELECT value FROM settings WHERE name = ?"
-        if found := self.run(statement, (name,)):
-            return found[0][0]
-        self.run(
-            "INSERT INTO settings (name, value) VALUES (?, ?) ON CONFLICT DO NOTHING", (name, value)
-        )
-        return self.run(statement, (name,))[0][0]  # it may be that of another transaction
+        if name not in self.settings():
+            self.run(
+                "INSERT INTO settings (name, value) VALUES (?, ?) ON CONFLICT DO NOTHING",
+                (name, value),
+            )
+            self._settings = None  # it may be that of another transaction
+        return self.settings()[name]
 
     def epoch(self) -> int:
         """Return the number of changes other than updates."""
@@ -125,10 +131,9 @@ class Transaction(ABC):
         Raises:
             StoreError: There is none.
         """
-        rows = self.run("SELECT value FROM settings WHERE name = ?", (name,))
         try:
-            return int(rows[0][0])
-        except (IndexError, TypeError, ValueError):
+            return int(self.settings()[name])
+        except (KeyError, TypeError, ValueError):
             raise StoreError(
                 f"the store is damaged: its setting {name!r} is missing or not a number. Restore a "
                 "backup."

@@ -11,7 +11,7 @@ import torch
 
 from setfold.core.statistic import clear, remove
 from setfold.errors import InputError
-from setfold.files.tables.table import StateTable, merged
+from setfold.files.tables.table import StateTable, merged, merged_at
 from setfold.live.absorb import check_states
 from setfold.live.database import StateRow, Transaction
 from setfold.live.models import LiveModel
@@ -23,7 +23,7 @@ READ_BYTES = 1 << 25  # of states that are read at a time
 
 def states_at_once(model: LiveModel) -> int:
     """Return how many states of a model are read at a time."""
-    return max(16, min(AT_ONCE, READ_BYTES // model.encoder.state_nbytes))
+    return max(16, min(AT_ONCE, READ_BYTES // model.state_nbytes))
 
 
 def write_states(transaction: Transaction, model: LiveModel, tables: Iterable[StateTable]) -> None:
@@ -36,7 +36,9 @@ def write_states(transaction: Transaction, model: LiveModel, tables: Iterable[St
         keys = [split_key(key) for key in table.sets.to_pylist()]
         rows = transaction.fetch(model.number, keys)
         if rows:
-            table = check_states(merged([model.codec.to_table(rows), table]))
+            number_of = {key: number for number, key in enumerate(keys)}
+            places = torch.tensor([number_of[row[:2]] for row in rows])
+            table = check_states(merged_at(table, model.codec.to_table(rows), places))
         transaction.put(model.number, model.codec.to_rows(table))
 
 

@@ -7,6 +7,7 @@ from copy import copy
 from functools import cached_property, lru_cache
 from pathlib import Path
 
+import pyarrow as pa
 from torch import nn
 
 from setfold.core.encoder import StreamingSetEncoder
@@ -32,6 +33,8 @@ class LiveModel:
         self.row, self.encoder = row, encoder
         self.codec = StateCodec(encoder)
         self.task = lru_cache(maxsize=32)(self._task)
+        self.needed = lru_cache(maxsize=32)(self._needed)
+        self.state_nbytes = encoder.state_nbytes
         if self.codec.digest.hex() != row.digest:
             raise StateMismatchError(
                 "the states of this store were computed by another model. Open it without a model "
@@ -57,6 +60,10 @@ class LiveModel:
     def _task(self, columns: ColumnSpec) -> FrameTask:
         """Return how rows with these columns become states."""
         return frame_task(self.encoder, columns)
+
+    def _needed(self, columns: ColumnSpec, schema: pa.Schema) -> list[str]:
+        """Return the columns of some rows that must be read."""
+        return list(self.task(columns).needed(schema))
 
 
 def encoder_of(

@@ -20,6 +20,7 @@ from zlib import crc32
 from setfold.errors import InputError, SetfoldError, StoreError
 from setfold.live.address import Address  # first: it says what to install
 from setfold.live.database import (
+    SETTINGS,
     BatchRow,
     Database,
     Deletion,
@@ -54,25 +55,26 @@ SET client_min_messages = warning;
 SELECT set_config('synchronous_commit', 'on', false)
     WHERE current_setting('synchronous_commit') = 'off'
 """
+# Lists are sent as binary (%b): as text, bytes take twice the space and a hundred times the time.
 PLACEHOLDERS = """
 INSERT INTO states (model, name, bucket, count, checksum, state)
-    SELECT %s, name, bucket, 0, '', '' FROM unnest(%s::bytea[], %s::bigint[])
+    SELECT %s, name, bucket, 0, '', '' FROM unnest(%b::bytea[], %b::bigint[])
     WITH ORDINALITY AS k (name, bucket, place) ORDER BY place
     ON CONFLICT DO NOTHING RETURNING name, bucket
 """
 FETCH = """
 SELECT s.name, s.bucket, s.count, s.checksum, s.state FROM states AS s
-    JOIN unnest(%s::bytea[], %s::bigint[]) AS k (name, bucket)
+    JOIN unnest(%b::bytea[], %b::bigint[]) AS k (name, bucket)
     ON s.name = k.name AND s.bucket = k.bucket WHERE s.model = %s ORDER BY s.name, s.bucket
 """
 PUT = """
 INSERT INTO states (model, name, bucket, count, checksum, state)
-    SELECT %s, * FROM unnest(%s::bytea[], %s::bigint[], %s::bigint[], %s::bytea[], %s::bytea[])
+    SELECT %s, * FROM unnest(%b::bytea[], %b::bigint[], %b::bigint[], %b::bytea[], %b::bytea[])
     ON CONFLICT (model, name, bucket) DO UPDATE SET
     count = excluded.count, checksum = excluded.checksum, state = excluded.state
 """
 FORGET = """
-DELETE FROM states AS s USING unnest(%s::bytea[], %s::bigint[]) AS k (name, bucket)
+DELETE FROM states AS s USING unnest(%b::bytea[], %b::bigint[]) AS k (name, bucket)
     WHERE s.model = %s AND s.name = k.name AND s.bucket = k.bucket
 """
 BATCHES = """
@@ -88,11 +90,14 @@ class PostgresTransaction(Transaction):
 
     Args:
         connection: The connection, on which it has begun.
-        is_writing: Whether it may change anything.
+        is_shared: Whether others may write at the same time, so that it must lock states.
+        settings: All settings, if they are known.
     """
 
-    def __init__(self, connection: Connection, is_writing: bool) -> None:
-        self.connection, self.is_writing = connection, is_writing
+    def __init__(
+        self, connection: Connection, is_shared: bool, settings: dict[str, str] | None
+    ) -> None:
+        self.connection, self.is_shared, self._settings = connection, is_shared, settings
         self.cursor = connection.cursor(binary=True)
         self.placeholders: dict[int, set[tuple[Any, ...]]] = {}
 
@@ -137,15 +142,22 @@ class PostgresTransaction(Transaction):
         # All placeholders come before the first lock of a row: then whoever waits for a row waits
         # for a transaction that waits for no placeholder, and in either step the order is sorted.
         new = self.placeholders.setdefault(model, set())
-        for some in _portions(keys) if self.is_writing else ():
+        for some in _portions(keys) if self.is_shared else ():
             new.update(self.run(PLACEHOLDERS, [model, *_columns(some, 2)]))
-        lock = " FOR UPDATE OF s" if self.is_writing else ""
-        old = [key for key in keys if key not in new]
-        return [
-            state_row(row)
+        lock = " FOR UPDATE OF s" if self.is_shared else ""
+        old = [key for key in keys if key not in new] if new else keys
+        found = [
+            StateRow._make(row)
             for some in _portions(old)
             for row in self.run(FETCH + lock, [*_columns(some, 2), model])
         ]
+        if self.is_shared and len(found) < len(old):
+            raise InterruptedTransactionError(
+                "others have removed a set while this change was waiting for it. Nothing of this "
+                "change was kept; repeat it.",
+                is_unknown=False,
+            )
+        return found
 
     def put(self, model: int, rows: Sequence[StateRow]) -> None:
         size = max(1, ROWS_BYTES // max(len(rows[0].state), 1)) if rows else 1
@@ -179,6 +191,7 @@ class PostgresDatabase(Database):
         self.begin_shared = f"{begin}; SELECT pg_advisory_xact_lock_shared({lock})"
         self.pool = Pool(self._connect, _is_idle)
         self.was_reached = False
+        self.has_settings = False  # whether the store exists for certain
 
     @property
     def shown(self) -> str:
@@ -186,7 +199,8 @@ class PostgresDatabase(Database):
 
     def exists(self) -> bool:
         with self.reading() as view:
-            return self._has_store(view)
+            self.has_settings = self._has_store(view)
+        return self.has_settings
 
     def _has_store(self, view: Transaction) -> bool:
         found = view.run(
@@ -222,24 +236,27 @@ class PostgresDatabase(Database):
             for statement in (SCHEMA + LAYOUT).split(";"):
                 transaction.run(_typed(statement))
             transaction.begin(sizes, model)
+        self.has_settings = True
 
     @contextmanager
     def reading(self) -> Iterator[Transaction]:
         begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
-        with self._transaction(begin, is_writing=False) as found:
+        with self._transaction(begin, is_writing=False, is_shared=False) as found:
             yield found
 
     @contextmanager
     def writing(self, *, alone: bool = False) -> Iterator[Transaction]:
         begin = self.begin_alone if alone else self.begin_shared
-        with self._transaction(begin, is_writing=True) as found:
+        with self._transaction(begin, is_writing=True, is_shared=not alone) as found:
             yield found
 
     @contextmanager
-    def _transaction(self, begin: str, *, is_writing: bool) -> Iterator[Transaction]:
-        connection, is_committing = self._begin(begin), False
+    def _transaction(
+        self, begin: str, *, is_writing: bool, is_shared: bool
+    ) -> Iterator[Transaction]:
+        (connection, settings), is_committing = self._begin(begin), False
         try:
-            transaction = PostgresTransaction(connection, is_writing)
+            transaction = PostgresTransaction(connection, is_shared, settings)
             yield transaction
             if is_writing:
                 transaction.remove_placeholders()
@@ -254,13 +271,21 @@ class PostgresDatabase(Database):
                     connection.execute("ROLLBACK")
             self.pool.give_back(connection)
 
-    def _begin(self, begin: str) -> Connection:
-        """Return a connection with a transaction; connections that were lost meanwhile are replaced."""
+    def _begin(self, begin: str) -> tuple[Connection, dict[str, str] | None]:
+        """Return a connection with a transaction, and the settings if there is a store.
+
+        Connections that were lost meanwhile are replaced.
+        """
         for _ in range(3):
             connection = self.pool.take()
             try:
-                connection.execute(begin)
-                return connection
+                if not self.has_settings:
+                    connection.execute(begin)
+                    return connection, None
+                cursor = connection.execute(f"{begin}; {SETTINGS}")  # in one message
+                while cursor.nextset():
+                    pass
+                return connection, dict(cursor.fetchall())
             except psycopg.Error as error:
                 explained, is_lost = self._explain(error, connection, False), connection.closed
                 connection.close()
@@ -370,7 +395,7 @@ def _is_idle(connection: Connection) -> bool:
 @lru_cache
 def _translated(statement: str) -> str:
     """Return a statement with the placeholders of psycopg."""
-    return statement.replace("?", "%s")
+    return statement.replace("?::bytea[]", "%b::bytea[]").replace("?", "%s")
 
 
 def _typed(statement: str) -> str:

@@ -306,16 +306,18 @@ class LiveSets(Bundling, Upgrading, Removing, Exporting, Importing, Reporting):
         The arguments are those of `encode`.
         """
         model, wanted, rows = repeated(lambda: self._find(names, last))
-        encoder = model.readers[head]
-        empty = encoder.readout(encoder.initial_state(1)).cpu()
-        if not rows:
-            return [0] * len(wanted), empty.expand(len(wanted), *empty.shape[1:]).clone()
-        table = table_of_sets(model, rows)
-        found = encoder.readout(table.state.to(encoder.device)).cpu()
-        places = {name: place for place, name in enumerate(table.sets.to_pylist())}
-        index = [places.get(name, len(places)) for name in wanted]
-        counts = [*table.count.tolist(), 0]
-        return [counts[place] for place in index], torch.cat([found, empty])[torch.tensor(index)]
+        encoder, places = model.readers[head], {}
+        counts, parts = list[int](), list[Tensor]()
+        if rows:
+            table = table_of_sets(model, rows)
+            parts.append(encoder.readout(table.state.to(encoder.device)).cpu())
+            counts += table.count.tolist()
+            places = {name: place for place, name in enumerate(table.sets.to_pylist())}
+        if len(places) < len({*wanted}) or not rows:  # some are empty
+            parts.append(encoder.readout(encoder.initial_state(1)).cpu())
+            counts.append(0)
+        index = torch.tensor([places.get(name, len(places)) for name in wanted], dtype=torch.long)
+        return [counts[place] for place in index.tolist()], torch.cat(parts)[index]
 
     @checked
     def count(self, names: Names, *, last: str | None = None) -> list[int]:

@@ -9,18 +9,20 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from setfold.core.persist import sync
 from setfold.errors import StoreError
-from setfold.live.database import Database, ModelRow, StateRow, Transaction, state_row
+from setfold.live.database import Database, ModelRow, StateRow, Transaction
 from setfold.live.pool import Pool
 from setfold.live.schema import SCHEMA
 
 APPLICATION = 0x53464C44  # "SFLD": marks the file as a store of setfold
 WAIT = 60.0  # seconds to wait for other writers
 ERASE_WAIT = 5.0  # seconds to wait for readers
+KEYS = 256  # of one statement
 PRAGMAS = (
     "journal_mode = WAL",
     "synchronous = FULL",
@@ -29,6 +31,17 @@ PRAGMAS = (
     f"cache_size = -{64 << 10}",  # KiB of pages in memory, for each connection
     "wal_autocheckpoint = 8192",  # pages of the log before they are moved: a sync for many commits
 )
+FETCH = """
+WITH k (name, bucket) AS (VALUES {})
+    SELECT s.rowid, s.name, s.bucket, s.count, s.checksum, s.state FROM k
+    CROSS JOIN states AS s ON s.model = ? AND s.name = k.name AND s.bucket = k.bucket
+"""  # CROSS: in the order of the keys
+PUT = """
+INSERT INTO states (model, name, bucket, count, checksum, state) VALUES (?, ?, ?, ?, ?, ?)
+    ON CONFLICT (model, name, bucket) DO UPDATE SET
+    count = excluded.count, checksum = excluded.checksum, state = excluded.state
+"""
+CHANGE = "UPDATE states SET count = ?, checksum = ?, state = ? WHERE rowid = ?"
 
 
 class SqliteTransaction(Transaction):
@@ -36,6 +49,7 @@ class SqliteTransaction(Transaction):
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
+        self.fetched: tuple[int, dict[tuple[Any, ...], int]] = -1, {}  # model; where its rows are
 
     def run(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         return self.connection.execute(statement, values).fetchall()
@@ -56,24 +70,24 @@ class SqliteTransaction(Transaction):
         return [*range(last + 1, last + count + 1)]
 
     def fetch(self, model: int, keys: Sequence[tuple[bytes, int]]) -> list[StateRow]:
-        statement = (
-            "SELECT name, bucket, count, checksum, state FROM states "
-            "WHERE model = ? AND name = ? AND bucket = ?"
-        )
-        execute, found = self.connection.execute, []
-        for name, bucket in keys:
-            row = execute(statement, (model, name, bucket)).fetchone()
-            if row is not None:
-                found.append(state_row(row))
-        return found
+        found: list[tuple[Any, ...]] = []
+        for start in range(0, len(keys), KEYS):
+            some = keys[start : start + KEYS]
+            statement = FETCH.format(", ".join(["(?, ?)"] * len(some)))
+            found += self.run(statement, [*chain.from_iterable(some), model])
+        self.fetched = model, {row[1:3]: row[0] for row in found}
+        return [StateRow._make(row[1:]) for row in found]
 
     def put(self, model: int, rows: Sequence[StateRow]) -> None:
-        self.run_many(
-            "INSERT INTO states (model, name, bucket, count, checksum, state) "
-            "VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (model, name, bucket) DO UPDATE SET "
-            "count = excluded.count, checksum = excluded.checksum, state = excluded.state",
-            ((model, *row) for row in rows),
-        )
+        # A row that was fetched is found by its place, without another search in the index.
+        places = self.fetched[1] if self.fetched[0] == model else {}
+        old = [(*row[2:], places[row[:2]]) for row in rows if row[:2] in places]
+        if old and self.run_many(CHANGE, old) != len(old):
+            raise StoreError(
+                "a state was deleted while it was changed. Nothing was kept; repeat it."
+            )
+        if len(old) < len(rows):
+            self.run_many(PUT, [(model, *row) for row in rows if row[:2] not in places])
 
 
 class SqliteDatabase(Database):

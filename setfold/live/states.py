@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 import pyarrow as pa
 import torch
 
 from setfold.core.encoder import StreamingSetEncoder
+from setfold.core.state_files import check_field
 from setfold.errors import StoreError
 from setfold.files.partials import digest_of_schema
-from setfold.files.tables.packing import pack, unpack
-from setfold.files.tables.sparse import from_columns
+from setfold.files.tables.packing import pack, pack_parts, unpack, unpack_parts
+from setfold.files.tables.sparse import Rows, from_columns, num_slots
 from setfold.files.tables.table import StateTable
 from setfold.live.database import StateRow
 
@@ -35,7 +37,12 @@ def join_key(name: bytes, bucket: int) -> bytes:
 
 def split_key(key: bytes) -> tuple[bytes, int]:
     """Return the name of the set and the bucket of a key."""
-    return key[:-BUCKET_BYTES], int.from_bytes(key[-BUCKET_BYTES:], "big") - SIGN
+    return key[:-BUCKET_BYTES], bucket_of_key(key)
+
+
+def bucket_of_key(key: bytes) -> int:
+    """Return the bucket of a key."""
+    return int.from_bytes(key[-BUCKET_BYTES:], "big") - SIGN
 
 
 class StateCodec:
@@ -58,20 +65,24 @@ class StateCodec:
     def __init__(self, encoder: StreamingSetEncoder) -> None:
         self.encoder = encoder
         empty = StateTable.of_state(pa.array([], KEYS), encoder.initial_state(0).to("cpu"))
-        self.shared = empty.shared
+        self.shared, self.empty = empty.shared, empty.rows
         schema = empty.to_arrow().schema
         self.digest = digest_of_schema(schema)
         self.schema = schema.remove_metadata()
+        # Without lists of slots, tensors become bytes directly, which takes half of the time.
+        self.is_plain = all(num_slots(field) is None for field in self.shared.fields.values())
 
     def to_rows(self, table: StateTable) -> list[StateRow]:
         """Return the rows of a table whose sets are keys."""
-        columns = table.to_arrow().columns  # set, statistics, count
-        states, counts = pack(columns[1:-1]), table.count.tolist()
-        found = []
-        for key, count, state in zip(columns[0].to_pylist(), counts, states, strict=True):
-            checksum = self._checksum(key, count, state)
-            found.append(StateRow(*split_key(key), count, checksum, state))
-        return found
+        keys, counts, states = table.sets.to_pylist(), table.count.tolist(), [*self._pack(table)]
+        checksums = self._checksums(keys, counts, states)
+        names, buckets = [key[:-BUCKET_BYTES] for key in keys], map(bucket_of_key, keys)
+        return list(map(StateRow, names, buckets, counts, checksums, states))
+
+    def _pack(self, table: StateTable) -> Iterable[bytes]:
+        if self.is_plain:
+            return pack_parts([part for name in table.fields for part in table.rows[name].parts])
+        return pack(table.to_arrow().columns[1:-1])  # between set and count
 
     def to_table(self, rows: Sequence[StateRow]) -> StateTable:
         """Return the table of some rows.
@@ -79,31 +90,50 @@ class StateCodec:
         Raises:
             StoreError: A row is damaged.
         """
-        keys = [join_key(row.name, row.bucket) for row in rows]
-        for key, row in zip(keys, rows, strict=True):
-            if self._checksum(key, row.count, row.state) != row.checksum:
-                raise StoreError(
-                    "the state of a set is damaged: its checksum differs. Run setfold live verify, "
-                    "and restore a backup."
-                )
-        columns = unpack([row.state for row in rows], self.schema.types[1:-1])
-        counts = [row.count for row in rows]
-        arrow = pa.table([pa.array(keys, KEYS), *columns, counts], schema=self.schema)
-        fields = self.shared.fields
-        parts = {name: from_columns(name, field, arrow) for name, field in fields.items()}
-        count = torch.tensor(counts, dtype=torch.int64)
-        return StateTable(pa.array(keys, KEYS), self.shared, count, parts)
+        names, buckets, counts, checksums, states = zip(*rows, strict=True) if rows else [()] * 5
+        keys = list(map(join_key, names, buckets))
+        if self._checksums(keys, counts, states) != list(checksums):
+            raise StoreError(
+                "the state of a set is damaged: its checksum differs. Run setfold live verify, and "
+                "restore a backup."
+            )
+        sets, count = pa.array(keys, KEYS), torch.tensor(counts, dtype=torch.int64)
+        parts = self._unpack(states) if self.is_plain else self._unpack_lists(sets, count, states)
+        return StateTable(sets, self.shared, count, parts)
 
-    def find_damaged(self, rows: Iterable[StateRow]) -> list[StateRow]:
+    def _unpack(self, states: Sequence[bytes]) -> dict[str, Rows]:
+        like = [part for name in self.shared.fields for part in self.empty[name].parts]
+        parts, places = iter(unpack_parts(states, like)), torch.arange(len(states))
+        found = {}
+        for name, field in self.shared.fields.items():
+            own = tuple(islice(parts, len(field.statistic.empty)))
+            check_field(name, field, own, len(states))
+            found[name] = Rows(places, own)
+        return found
+
+    def _unpack_lists(
+        self, sets: pa.Array, count: torch.Tensor, states: Sequence[bytes]
+    ) -> dict[str, Rows]:
+        columns = unpack(states, self.schema.types[1:-1])
+        arrow = pa.table([sets, *columns, count.numpy()], schema=self.schema)
+        fields = self.shared.fields.items()
+        return {name: from_columns(name, field, arrow) for name, field in fields}
+
+    def find_damaged(self, rows: Sequence[StateRow]) -> list[StateRow]:
         """Return the rows whose checksum differs."""
-        return [
-            row
-            for row in rows
-            if self._checksum(join_key(row.name, row.bucket), row.count, row.state) != row.checksum
-        ]
+        keys = [join_key(row.name, row.bucket) for row in rows]
+        counts, states = [row.count for row in rows], [row.state for row in rows]
+        found = self._checksums(keys, counts, states)
+        return [row for row, own in zip(rows, found, strict=True) if row.checksum != own]
 
-    def _checksum(self, key: bytes, count: int, state: bytes) -> bytes:
-        head = b"%d %d " % (len(key), count)
-        return hashlib.blake2b(
-            b"".join((self.digest, head, key, state)), digest_size=CHECKSUM_BYTES
-        ).digest()
+    def _checksums(
+        self, keys: Sequence[bytes], counts: Sequence[int], states: Sequence[bytes]
+    ) -> list[bytes]:
+        join, digest, blake2b = b"".join, self.digest, hashlib.blake2b
+        return [
+            blake2b(
+                join((digest, b"%d %d " % (len(key), count), key, state)),
+                digest_size=CHECKSUM_BYTES,
+            ).digest()
+            for key, count, state in zip(keys, counts, states, strict=True)
+        ]

@@ -126,7 +126,9 @@ class Admission(NamedTuple):
         Args:
             left: The rows without bad ones. Batches whose bad rows are skipped are alone.
         """
-        names, bad = names_of(left, self.layout).to_pylist(), self.rows.num_rows - left.num_rows
+        columns, bad = self.layout.columns.set_names, self.rows.num_rows - left.num_rows
+        names = left[columns[0]] if len(columns) == 1 else names_of(left, self.layout)
+        names = names.to_pylist()  # of a single column as they are: equal ids have equal values
         found, start = {}, 0
         for number, one in self.counts.items():
             own = names[start : (start := start + one.rows - bad)]

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import os
-import pwd
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
-import uuid
 from pathlib import Path
 
 import pytest
 
+from bench import server
 from setfold.core.persist import hold
 
-USERS = ("postgres", "nobody")  # PostgreSQL refuses to run as root
 SETTINGS = {
-    "listen_addresses": "",
-    "max_connections": "60",
     "shared_buffers": "32MB",
     "full_page_writes": "off",  # these servers crash, but their machine does not
 }
@@ -32,19 +27,8 @@ with open(sys.argv[2]) as users:
 """
 
 
-def find_programs():
-    """Return the folder of the programs of PostgreSQL, or skip the test."""
-    found = shutil.which("initdb")
-    folders = [Path(found).resolve().parent] if found else []
-    folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
-    for folder in folders:
-        if (folder / "initdb").exists() and (folder / "postgres").exists():
-            return folder
-    pytest.skip("there are no programs of PostgreSQL: initdb is not in the PATH")
-
-
-class Server:
-    """A server with its files.
+class Server(server.Server):
+    """A server with its files; the test is skipped if there is no PostgreSQL.
 
     Args:
         folder: Its folder, which must not be longer than the path of a socket may be.
@@ -52,65 +36,10 @@ class Server:
     """
 
     def __init__(self, folder, **settings):
-        self.folder, self.settings = Path(folder), SETTINGS | settings
-        self.programs, self.data = find_programs(), Path(folder) / "data"
-        self.account = None
-        if os.getuid() == 0:
-            names = {entry.pw_name: entry for entry in pwd.getpwall()}
-            self.account = next((names[name] for name in USERS if name in names), None)
-            if self.account is None:
-                pytest.skip("PostgreSQL does not run as root, and there is no other user")
-
-    @property
-    def control(self):
-        """The command that starts and stops it."""
-        return [str(self.programs / "pg_ctl"), "--pgdata", str(self.data), "--wait", "--silent"]
-
-    def run(self, *words, check=True):
-        """Run a program as the user of the server."""
-        options = {}
-        if self.account is not None:
-            entry = self.account
-            options = {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
-        return subprocess.run(
-            [*map(str, words)],
-            check=check,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL if not check else None,
-            cwd=self.folder,
-            **options,
-        ).returncode
-
-    def create(self):
-        """Make the files of a new server."""
-        self.folder.mkdir(parents=True)
-        if self.account is not None:
-            os.chown(self.folder, self.account.pw_uid, self.account.pw_gid)
-        self.run(
-            *(self.programs / "initdb", "--pgdata", self.data, "--username", "postgres"),
-            *("--auth", "trust", "--encoding", "UTF8", "--no-locale", "--no-sync"),
-        )
-        lines = [f"{name} = '{value}'" for name, value in self.settings.items()]
-        lines.append(f"unix_socket_directories = '{self.folder}'")
-        with (self.data / "postgresql.conf").open("a") as file:
-            file.write("\n".join(lines) + "\n")
-
-    def start(self):
-        """Start it, and wait until it takes connections."""
-        self.run(*self.control, "--log", self.folder / "log", "start")
-
-    def stop(self, mode="immediate"):
-        """Stop it; "immediate" is a crash."""
-        self.run(*self.control, "--mode", mode, "stop", check=False)
-
-    def is_running(self):
-        return self.run(self.programs / "pg_ctl", "--pgdata", self.data, "status", check=False) == 0
-
-    def url(self, schema=None):
-        """Return the URL of a schema; of a new one if there is no name."""
-        schema = schema or f"s{uuid.uuid4().hex}"
-        return f"postgresql://postgres@/postgres?host={self.folder}&schema={schema}"
+        try:
+            super().__init__(folder, **SETTINGS | settings)
+        except server.NoServerError as error:
+            pytest.skip(str(error))
 
 
 def shared_server(root):
@@ -124,24 +53,23 @@ def shared_server(root):
     """
     import fcntl
 
-    find_programs()
     number = root.stat().st_ino
     folder = Path(tempfile.gettempdir()) / f"setfold-postgres-{number}"
-    server = Server(folder, fsync="off", synchronous_commit="on")
+    shared = Server(folder, fsync="off", synchronous_commit="on")
     with hold(root / "postgres.lock", wait=True):
         users = root / "postgres.users"
         handle = os.open(users, os.O_CREAT | os.O_RDWR)  # locked until this process ends
         fcntl.flock(handle, fcntl.LOCK_SH)
         if not folder.exists():
-            server.create()
-            server.start()
-            stop = [*server.control, "--mode", "immediate", "stop"]
+            shared.create()
+            shared.start()
+            stop = [*shared.control, "--mode", "immediate", "stop"]
             words = [sys.executable, "-c", STOPPER, str(folder), str(users)]
-            if server.account is not None:
-                stop = ["setpriv", f"--reuid={server.account.pw_uid}", "--clear-groups", *stop]
+            if shared.account is not None:
+                stop = ["setpriv", f"--reuid={shared.account.pw_uid}", "--clear-groups", *stop]
             in_background = ["sh", "-c", 'exec "$@" < /dev/null > /dev/null 2>&1 &', "sh"]
             subprocess.run([*in_background, *words, *stop], check=True, start_new_session=True)
-    return server
+    return shared
 
 
 def wait_until(condition, seconds=60):

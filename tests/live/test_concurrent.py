@@ -120,6 +120,43 @@ def test_a_writer_waits_for_the_sets_of_another(server, monkeypatch, batch):
         assert_holds(sets, model, pa.concat_tables([rows] * batch[1]))
 
 
+def test_a_set_that_is_removed_meanwhile_is_locked_again(server, monkeypatch):
+    """One waits for a set, which is removed then; another adds to it before the first one writes."""
+    from setfold.live.postgres import PostgresTransaction
+
+    model, rows, url = make_model(), random_rows(1, 1), server.url()
+    key = (pack_names(rows["user"].to_pylist(), [pa.large_string()])[0], 0)
+    arrived, go = threading.Event(), threading.Event()
+    original = PostgresTransaction.put
+    monkeypatch.setattr(retry, "PAUSES", (0.01,))
+
+    def wait(self, *arguments):
+        monkeypatch.setattr(PostgresTransaction, "put", original)
+        arrived.set()
+        assert go.wait(60)
+        original(self, *arguments)
+
+    with (
+        live.create(url, model) as sets,
+        live.open(url) as second,
+        live.open(url) as third,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        sets.update(rows, set="user", batch=("orders", 0))
+        with sets.database.writing() as transaction:
+            assert len(transaction.fetch(1, [key])) == 1
+            monkeypatch.setattr(PostgresTransaction, "put", wait)
+            first = pool.submit(second.update, rows, set="user", batch=("orders", 1))
+            wait_until(lambda: waiting(sets))
+            transaction.drop(1, [key])
+        assert arrived.wait(60)
+        other = pool.submit(third.update, rows, set="user", batch=("orders", 2))
+        wait_until(lambda: waiting(sets) or other.done())
+        go.set()
+        assert [first.result().status, other.result().status] == ["applied"] * 2
+        assert_holds(sets, model, pa.concat_tables([rows] * 2), rows["user"].to_pylist())
+
+
 @pytest.mark.parametrize("are_new", [True, False], ids=["new", "known"])
 def test_sets_are_locked_in_sorted_order(server, are_new):
     """One that waits for a set has locked those before it, and none after it."""

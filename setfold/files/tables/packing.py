@@ -7,11 +7,14 @@ were touched, follows its length, an int64.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import torch
+from torch import Tensor
 
 from setfold.files.tables.arrow import combined
 
@@ -46,10 +49,30 @@ def pack(columns: Sequence[pa.ChunkedArray]) -> Iterable[bytes]:
     rows = len(columns[0]) if columns else 0
     if not rows:
         return ()
-    block = np.concatenate(
-        [np.frombuffer(_content(column), np.uint8).reshape(rows, -1) for column in columns], 1
+    return _rows_of(
+        [np.frombuffer(_content(column), np.uint8).reshape(rows, -1) for column in columns]
     )
-    content, width = block.tobytes(), block.shape[1]
+
+
+def pack_parts(parts: Sequence[Tensor]) -> Iterable[bytes]:
+    """Return the bytes of each row of tensors (N, ...): those that `pack` gives for their columns.
+
+    >>> parts = [torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([5.0, 6.0])]
+    >>> again = unpack_parts([*pack_parts(parts)], [part[:0] for part in parts])
+    >>> [torch.equal(*pair) for pair in zip(again, parts)]
+    [True, True]
+    """
+    rows = len(parts[0])
+    if not rows:
+        return ()
+    numbers = (part.detach().contiguous().numpy().reshape(rows, -1) for part in parts)
+    return _rows_of([part.view(np.uint8) for part in numbers])
+
+
+def _rows_of(blocks: Sequence[np.ndarray]) -> Iterable[bytes]:
+    """Return the bytes of each row of blocks (N, width)."""
+    block = blocks[0] if len(blocks) == 1 else np.concatenate(blocks, 1)
+    content, (rows, width) = block.tobytes(), block.shape
     return (content[start : start + width] for start in range(0, rows * width, width))
 
 
@@ -116,6 +139,26 @@ def _unpack_fixed(
     return [
         _column(block[:, start:end].tobytes(), (), kind)
         for kind, (start, end) in zip(kinds, itertools.pairwise(ends), strict=True)
+    ]
+
+
+def unpack_parts(rows: Sequence[bytes], like: Sequence[Tensor]) -> list[Tensor]:
+    """Return the tensors (N, ...) whose rows `pack_parts` returned.
+
+    Args:
+        rows: The bytes of each row.
+        like: Tensors (0, ...) with the same shapes and dtypes.
+
+    Raises:
+        ValueError: A row has another length.
+    """
+    sizes = [math.prod(part.shape[1:]) * part.element_size() for part in like]
+    if any(len(row) != sum(sizes) for row in rows):
+        raise ValueError("a packed state is truncated or too long")
+    content = torch.frombuffer(bytearray().join(rows), dtype=torch.uint8)
+    return [
+        block.contiguous().view(part.dtype).reshape(len(rows), *part.shape[1:])
+        for block, part in zip(content.reshape(len(rows), -1).split(sizes, 1), like, strict=True)
     ]
 
 

@@ -120,7 +120,9 @@ class Store:
             return False
         if self.is_last_level:
             return True
-        return all_sets([*self.states, *self.rows]) * self.state_nbytes <= self.budget // 2
+        tables: list[Table] = [*self.states, *self.rows]
+        most = self.budget // 2 // self.state_nbytes
+        return sum(map(len, tables)) <= most or all_sets(tables) <= most
 
     def close(self) -> list[int]:
         """Spill the rest, and return the buckets that are not empty."""

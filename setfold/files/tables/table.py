@@ -345,7 +345,26 @@ def merged(tables: Sequence[StateTable]) -> StateTable:
     if len(tables) == 1:
         return first
     names, places = names_and_index(pa.concat_arrays([table.sets for table in tables]))
-    indices = places.split([len(table) for table in tables])
+    return _merged(tables, names, places.split([len(table) for table in tables]))
+
+
+def merged_at(table: StateTable, other: StateTable, places: Tensor) -> StateTable:
+    """The same as `merged([other, table])`, in the order of a table that has all sets.
+
+    Args:
+        table: a table.
+        other: a table of some of its sets.
+        places: (B,), where each set of the other one is in the table.
+
+    Raises:
+        StateMismatchError: the tables have different weights or slots.
+    """
+    check_mergeable(table.shared, other.shared)
+    return _merged([other, table], table.sets, [places, torch.arange(len(table))])
+
+
+def _merged(tables: Sequence[StateTable], names: pa.Array, indices: Sequence[Tensor]) -> StateTable:
+    first = tables[0]
     count = first.count.new_zeros(len(names))
     for table, index in zip(tables, indices, strict=True):
         count[index] += table.count
