@@ -8,7 +8,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from setfold.core.absorb import absorb_for_gradients
+from setfold.core.absorb import (
+    Arrivals,
+    absorb_for_gradients,
+    absorb_ragged,
+    featurize_rows,
+)
 from setfold.core.begin import recognize
 from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.readout import Count
@@ -106,6 +111,20 @@ class Concat(StreamingSetEncoder):
             (name, part.absorb(part.featurize(elements, mask, ()), mask, prepared[name]))
             for name, part in self.parts.items()
         )
+
+    def absorb_ragged(
+        self, elements: Tensor, index: Tensor, batch_size: int, prepared: dict[str, Any]
+    ) -> Arrivals | None:
+        """All sets at once, if all parts can; otherwise by length."""
+        found = []
+        for name, part in self.parts.items():
+            rows = featurize_rows(part, elements)
+            arrived = absorb_ragged(part, rows, index, batch_size, prepared[name])
+            sets, own = (elements, None) if arrived is None else next(arrived)
+            if own is None or sets is not None:
+                return None
+            found.append((name, own))
+        return iter([(None, self._prefix_fields(iter(found)))])
 
     def absorb_for_gradients(
         self, elements: Tensor, mask: Tensor | None, prepared: dict[str, Any]

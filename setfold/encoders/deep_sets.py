@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from setfold.core.absorb import has_methods_of
+from setfold.core.absorb import Arrivals, has_methods_of
 from setfold.core.composition import Composition, apply_features
 from setfold.core.readout import FIELDS, Count, fields_of, parse_aggregates, read
 from setfold.core.statistic import Field, Fields, Statistics, Sum
 from setfold.encoders.layers import runs_only
 from setfold.encoders.parameter_free import ParameterFreeEncoder
 from setfold.kernels.modes import accumulator_dtype
+from setfold.kernels.ragged import reduce_groups
 
 
 class Pool(ParameterFreeEncoder):
@@ -46,6 +48,15 @@ class Pool(ParameterFreeEncoder):
 
     def absorb(self, elements: Tensor, mask: Tensor | None, prepared: Any) -> Statistics:
         return {name: FIELDS[name].absorb(elements, mask) for name in fields_of(self.aggregates)}
+
+    def absorb_ragged(
+        self, elements: Tensor, index: Tensor, batch_size: int, prepared: Any
+    ) -> Arrivals | None:
+        found = reduce_groups(elements, index, batch_size, fields_of(self.aggregates))
+        if found is None:
+            return None
+        statistics: Statistics = {name: (value,) for name, value in found.items()}
+        return iter([(None, statistics)])
 
     def finish(self, statistics: Statistics, count: Count, prepared: Any) -> Tensor:
         values = {name: parts[0] for name, parts in statistics.items()}
@@ -117,11 +128,21 @@ class DeepSets(Composition):
         if last is None:
             return super().absorb(elements, mask, prepared)
         (total,) = Sum().absorb(elements, mask)
-        found = total @ last.weight.t().to(total.dtype)
-        if last.bias is not None:
-            count = elements.shape[1] if mask is None else mask.sum(1, keepdim=True)
-            found = found + last.bias.to(total.dtype) * count
-        return {"sum": (found,)}
+        count = elements.shape[1] if mask is None else mask.sum(1, keepdim=True)
+        return {"sum": (_sum_of_last(last, total, count),)}
+
+    def absorb_ragged(
+        self, elements: Tensor, index: Tensor, batch_size: int, prepared: Any
+    ) -> Arrivals | None:
+        last = self._layers()[-1]
+        if last is None:
+            return super().absorb_ragged(elements, index, batch_size, prepared)
+        found = reduce_groups(elements, index, batch_size, ["sum"])
+        if found is None:
+            return None
+        count = torch.bincount(index, minlength=batch_size).unsqueeze(1)
+        statistics: Statistics = {"sum": (_sum_of_last(last, found["sum"], count),)}
+        return iter([(None, statistics)])
 
     def _layers(self) -> list[Any]:
         """The layers of the features, the last of which may follow the sum; [None] if it may not.
@@ -140,3 +161,9 @@ class DeepSets(Composition):
         weight = layers[-1].weight
         fits = weight.shape[0] == self.dim_features
         return layers if fits and weight.dtype != accumulator_dtype(weight.device) else [None]
+
+
+def _sum_of_last(last: nn.Linear, total: Tensor, count: Tensor | int) -> Tensor:
+    """The sum of what a linear layer returns, from the sum (B, p) of its inputs, in float64."""
+    found = total @ last.weight.t().to(total.dtype)
+    return found if last.bias is None else found + last.bias.to(total.dtype) * count

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from setfold.core.absorb import absorb_dense, absorb_for_gradients, arrivals, at_once
+from setfold.core.absorb import absorb_dense, absorb_for_gradients, arrivals, concatenated
 from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.inputs import Chunk
 from setfold.core.state import SetState
@@ -208,7 +208,7 @@ class _Replay:
             return absorb_dense(encoder, self.fields, *given, split=True, absorb=absorb)
         found = {name: tuple(p.clone() for p in ps) for name, ps in blank.statistics.items()}
         added = arrivals(encoder, blank, chunk, self.leaves, split=True, absorb=absorb)
-        for sets, own in at_once(added):
+        for sets, own in concatenated(added):
             for name, parts in own.items():
                 held = found[name]
                 found[name] = tuple(

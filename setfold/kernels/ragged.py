@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from setfold.kernels.tiles import tiles
+from setfold.native import dispatch as native
 
 MAX_EXACT_LENGTHS = 48  # with more distinct lengths, sets of similar lengths are padded
 LADDER = 1.15  # ratio of consecutive padded lengths: at most 15% of the work is padding
@@ -84,6 +85,29 @@ def gather_groups(
         if mask is not None:
             some = some.masked_fill(~mask.view(*mask.shape, *[1] * (some.dim() - 2)), 0)
         yield sets, some, mask
+
+
+def reduce_groups(
+    elements: Tensor, index: Tensor, batch_size: int, names: Iterable[str]
+) -> dict[str, Tensor] | None:
+    """The sums, maxima and minima (S, d) of ragged rows, without a graph; None without a kernel.
+
+    Args:
+        elements: (N, d).
+        index: (N,), the set of each row, in any order.
+        batch_size: the number of sets.
+        names: some of "sum", "max" and "min".
+    """
+    found = {}
+    for name in names:
+        if name == "sum":
+            reduced = native.ragged_totals(elements, index, batch_size)
+        else:
+            reduced = native.ragged_extremes(elements, index, batch_size, name == "max")
+        if reduced is None:
+            return None
+        found[name] = reduced
+    return found
 
 
 def stable_order(numbers: Tensor, bound: int) -> Tensor:

@@ -216,27 +216,55 @@ def ragged_sums(
 
     None, too, if an index is not from 0 to S - 1, or a logit is not finite.
     """
-    library = choice.kernels
-    if library is None or elements.dim() != 2 or not is_plain(elements):
+    library, numbers = choice.kernels, _numbers_of_sets(elements, index)
+    if library is None or numbers is None or not _fits(elements, matrix):
         return None
-    if (
-        not _fits(elements, matrix)
-        or not elements.is_contiguous()
-        or matrix.numel() > LARGEST_MATRIX
-    ):
+    if matrix.numel() > LARGEST_MATRIX:
         return None
-    if index.shape != elements.shape[:1] or index.dtype not in INTEGERS or not index.is_cpu:
-        return None
-    matrix, index = matrix.contiguous(), index.to(torch.long).contiguous()
+    matrix = matrix.contiguous()
     out = _room_for(batch_size, *matrix.shape[::-1])
     result = library.ragged_sums(
-        *(elements.data_ptr(), index.data_ptr(), *elements.shape, batch_size),
+        *(elements.data_ptr(), numbers.data_ptr(), *elements.shape, batch_size),
         *(matrix.data_ptr(), matrix.shape[1], ATTENTIONS[attention], out.data_ptr()),
     )
     if result in (BAD_INDEX, NOT_FINITE):
         return None
     check(result)
     return out
+
+
+def ragged_totals(elements: Tensor, index: Tensor, batch_size: int) -> Tensor | None:
+    """The sums (S, d) of ragged rows (N, d), in float64, with the set of each row in `index` (N,).
+
+    None, too, if an index is not from 0 to S - 1.
+    """
+    library, numbers = choice.kernels, _numbers_of_sets(elements, index)
+    if library is None or numbers is None:
+        return None
+    out = elements.new_empty(batch_size, elements.shape[1], dtype=torch.float64)
+    data = (elements.data_ptr(), numbers.data_ptr(), *elements.shape, batch_size)
+    return out if library.ragged_totals(*data, out.data_ptr()) == 0 else None
+
+
+def ragged_extremes(
+    elements: Tensor, index: Tensor, batch_size: int, largest: bool
+) -> Tensor | None:
+    """The same with maxima, or minima; infinite for a set without rows."""
+    library, numbers = choice.kernels, _numbers_of_sets(elements, index)
+    if library is None or numbers is None:
+        return None
+    out = elements.new_empty(batch_size, elements.shape[1])
+    data = (elements.data_ptr(), numbers.data_ptr(), *elements.shape, batch_size)
+    return out if library.ragged_extremes(*data, largest, out.data_ptr()) == 0 else None
+
+
+def _numbers_of_sets(elements: Tensor, index: Tensor) -> Tensor | None:
+    """The set of each of some rows (N, d) as the kernels read it; None if they cannot read both."""
+    if elements.dim() != 2 or not is_plain(elements) or not elements.is_contiguous():
+        return None
+    if index.shape != elements.shape[:1] or index.dtype not in INTEGERS or not index.is_cpu:
+        return None
+    return index.to(torch.long).contiguous()
 
 
 class Room(threading.local):

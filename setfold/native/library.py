@@ -37,6 +37,8 @@ SIGNATURES: dict[str, list[Any]] = {  # as in the sources
     "extrema": [*_BATCH, *_SCORES, _POINTER, _INTEGER, _FLOAT, _POINTER, _POINTER],
     "totals": [*_BATCH, _POINTER],
     "ragged_sums": [_POINTER, _POINTER, *[_INTEGER] * 3, *_SCORES, _POINTER],
+    "ragged_totals": [_POINTER, _POINTER, *[_INTEGER] * 3, _POINTER],
+    "ragged_extremes": [_POINTER, _POINTER, *[_INTEGER] * 3, _CHOICE, _POINTER],
     "placed_sums": [_POINTER, _POINTER, _CHOICE, _POINTER],
     "placed_extrema": [_POINTER, _POINTER, _FLOAT, _POINTER],
     "stack_columns": [*[_POINTER] * 3, _INTEGER, _INTEGER, _POINTER],
@@ -60,6 +62,8 @@ class Kernels(NamedTuple):
     extrema: Callable[..., int]
     totals: Callable[..., int]
     ragged_sums: Callable[..., int]
+    ragged_totals: Callable[..., int]
+    ragged_extremes: Callable[..., int]
     placed_sums: Callable[..., int]
     placed_extrema: Callable[..., int]
     stack_columns: Callable[..., int]

@@ -170,3 +170,15 @@ def test_totals(arm, here, shape):
     sets, _, width, _ = shape
     _, first, _ = batch(shape)
     assert_same(arm, here, "totals", [*first, np.zeros((sets, width))], 1)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_ragged_pools(arm, here, shape):
+    _, length, width, _ = shape
+    random, first, _ = batch(shape)
+    rows, index = first[0][0].copy(), random.integers(0, 3, length)
+    arguments = [rows, index, length, width, 3]
+    assert_same(arm, here, "ragged_totals", [*arguments, np.zeros((3, width))], 1)
+    for largest in (0, 1):
+        best = np.zeros((3, width), np.float32)
+        assert_same(arm, here, "ragged_extremes", [*arguments, largest, best], 1)

@@ -1,6 +1,7 @@
 /* sum_i W_ij [x_i, 1] of sets whose rows lie in any order, added to the sums of their sets. */
 
 #include "accumulate.h"
+#include "index.h"
 
 #define AHEAD 24 /* rows that are fetched before they are copied */
 
@@ -11,13 +12,6 @@ static void sort_rows(const int64_t *index, int64_t rows, int64_t sets, int64_t 
     for (int64_t i = 0; i < rows; i++) ends[index[i] + 1]++;
     for (int64_t set = 0; set < sets; set++) ends[set + 1] += ends[set]; /* where each begins */
     for (int64_t i = 0; i < rows; i++) order[ends[index[i]]++] = i;
-}
-
-/* Whether all indices are from 0 to sets - 1. */
-static int in_range(const int64_t *index, int64_t rows, int64_t sets) {
-    int found = 1;
-    for (int64_t i = 0; i < rows; i++) found &= (uint64_t)index[i] < (uint64_t)sets;
-    return found;
 }
 
 static int is_sorted(const int64_t *index, int64_t rows) {
