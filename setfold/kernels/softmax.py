@@ -67,7 +67,7 @@ def softmax_sums(
         compiled = _compiled(elements, mask, scores, projection, over_slots)
         if compiled is not None:
             return compiled
-    small = batch * length <= PLAIN_ROWS
+    small = not plain and batch * length <= PLAIN_ROWS  # no guard on sizes in an exported program
     if small and length >= COMPILED_LENGTH:
         small = not _can_compile(elements, mask, scores, projection, over_slots)
     if plain or small or has_own_slots(scores):

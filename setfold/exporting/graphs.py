@@ -1,0 +1,254 @@
+"""READ FIRST: a model as pure functions of tensors, which a graph can hold.
+
+Nothing here is validated, and no shape depends on a value. Slots, and what `prepare` derives from
+slots and weights, are constants. A state is its tensors, in the order of `SetState.tensors`.
+
+    forward       elements (B, n, d), mask (B, n)            encoding (B, ...)
+    update        elements (B, n, d), mask (B, n), state     state
+    update_rows   elements (N, d), index (N,), state         state
+    merge         state, other state                         state
+    readout       state                                      encoding (B, ...)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from setfold.core.absorb import absorb_dense
+from setfold.core.encoder import StreamingSetEncoder
+from setfold.core.primitives import Primitives, SetEncoder
+from setfold.core.state import SetState
+from setfold.core.statistic import Fields, Statistics, identity, join, spread
+from setfold.core.whole import WholeSetEncoder
+from setfold.core.weights import first_tensor
+from setfold.errors import InputError
+from setfold.exporting.pieces import can_gather, cut_rows, gather
+
+Shape = tuple[str | int, ...]  # sizes; "B", "n" and "N" for those that may be any
+
+
+class Port(NamedTuple):
+    """An input or an output of a graph."""
+
+    name: str
+    dtype: torch.dtype
+    shape: Shape
+
+
+class Part(NamedTuple):
+    """A tensor of a state, and its value for a set without elements."""
+
+    port: Port
+    empty: float
+
+
+class Graph(NamedTuple):
+    """A function of tensors, with the names of what it takes and returns."""
+
+    name: str
+    module: nn.Module
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+
+
+class Graphs(NamedTuple):
+    """All graphs of a model.
+
+    Attributes:
+        graphs: what can be exported.
+        missing: by name, why the others cannot.
+        state: the tensors of a state; none if the model does not fold in one pass.
+        slots: the slots (K, h) of each level.
+        digest: of the weights that shape the states, as states and files have it.
+    """
+
+    graphs: tuple[Graph, ...]
+    missing: dict[str, str]
+    state: tuple[Part, ...] = ()
+    slots: tuple[Tensor, ...] = ()
+    digest: str | None = None
+
+
+def graphs_of(model: SetEncoder, element: tuple[int, ...]) -> Graphs:
+    """The graphs of a model, which is changed: to evaluation mode, with its slots as constants.
+
+    Args:
+        model: any encoder.
+        element: the shape of an element.
+    """
+    model.eval().requires_grad_(False)
+    _fix_slots(model)
+    dtype = _dtype_of(model)
+    elements = Port("elements", dtype, ("B", "n", *element))
+    dense = elements, Port("mask", torch.bool, ("B", "n"))
+    if not isinstance(model, StreamingSetEncoder):
+        whole = _Whole(model)
+        graph = Graph("forward", whole, dense, (_encoding_of(whole, dense),))
+        missing = dict.fromkeys(("update", "update_rows", "merge", "readout"), _obstacle(model))
+        return Graphs((graph,), missing)
+    return _streaming(model, dense)
+
+
+def _streaming(model: StreamingSetEncoder, dense: tuple[Port, Port]) -> Graphs:
+    state = model.initial_state(1)
+    parts = tuple(_parts(state))
+    ports = tuple(part.port for part in parts)
+    new = tuple(port._replace(name=f"new.{port.name}") for port in ports)
+    other = tuple(port._replace(name=f"other.{port.name}") for port in ports)
+    elements, _ = dense
+    rows = elements._replace(shape=("N", *elements.shape[2:])), Port("index", torch.int64, ("N",))
+    forward = _Forward(model, state)
+    encoding = _encoding_of(forward, dense)
+    graphs = [
+        Graph("forward", forward, dense, (encoding,)),
+        Graph("update", _Update(model, state), (*dense, *ports), new),
+        Graph("merge", _Merge(model, state), (*ports, *other), new),
+        Graph("readout", _Readout(model, state), ports, (encoding,)),
+    ]
+    missing = {}
+    unknown = [f.statistic for f in state.fields.values() if not can_gather(f.statistic)]
+    if unknown:
+        missing["update_rows"] = (
+            f"a graph cannot join any number of {type(unknown[0]).__name__}; pad the sets and use "
+            "update with a mask"
+        )
+    else:
+        graphs.insert(2, Graph("update_rows", _UpdateRows(model, state), (*rows, *ports), new))
+    slots = tuple(level[0] for level in state.frame)
+    return Graphs(tuple(graphs), missing, parts, slots, state.weights.digest)
+
+
+def _parts(state: SetState) -> Iterator[Part]:
+    empty = {
+        f"{name}.{i}": value
+        for name, field in state.fields.items()
+        for i, value in enumerate(field.statistic.empty)
+    }
+    for name, tensor in state.tensors().items():
+        if name in empty or name == "count":
+            yield Part(Port(name, tensor.dtype, ("B", *tensor.shape[1:])), empty.get(name, 0))
+
+
+def _fix_slots(model: nn.Module) -> None:
+    """Make random slots constants: the bits that they are drawn from cannot be exported."""
+    for module in model.modules():
+        if isinstance(module, Primitives) and module.draws_slots:
+            frame = tuple(level.clone() for level in module.draw_frame(None, None))
+            module.draw_frame = lambda num_slots, generator, frame=frame: frame  # type: ignore[method-assign]  # encoders allow it
+
+
+def _dtype_of(model: SetEncoder) -> torch.dtype:
+    weight = model.first_weight if isinstance(model, StreamingSetEncoder) else first_tensor((model,))
+    return torch.float32 if weight is None else weight.dtype
+
+
+def _encoding_of(module: nn.Module, inputs: tuple[Port, ...]) -> Port:
+    """The encoding that a forward graph returns, whose shape an example shows."""
+    elements, mask = (torch.zeros(1, 2, *p.shape[2:], dtype=p.dtype) for p in inputs)
+    found = module(elements, ~mask)
+    return Port("encoding", found.dtype, ("B", *found.shape[1:]))
+
+
+def _obstacle(model: SetEncoder) -> str:
+    """Why a model has no states."""
+    if model.passes is not None:
+        return f"the model folds in {model.passes} passes; a state of one pass is not its encoding"
+    if isinstance(model, WholeSetEncoder) and model.obstacle:
+        return f"the model needs whole sets: {model.obstacle}"
+    return "the model does not fold"
+
+
+# ---- the functions -------------------------------------------------------------------------------
+
+
+class _Whole(nn.Module):
+    def __init__(self, model: SetEncoder) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, elements: Tensor, mask: Tensor) -> Tensor:
+        return self.model(*_padded(elements, mask))
+
+
+class _Fold(nn.Module):
+    """What the functions of an encoder share: its constants, and states as tensors in a row."""
+
+    fields: Fields
+
+    def __init__(self, encoder: StreamingSetEncoder, state: SetState) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.fields = state.fields
+        self.prepared = encoder.prepare(state.frame)
+
+    def statistics(self, tensors: tuple[Tensor, ...]) -> Statistics:
+        """The fields of a state (*parts, count)."""
+        following = iter(tensors)
+        return {
+            name: tuple(next(following) for _ in field.statistic.empty)
+            for name, field in self.fields.items()
+        }
+
+    def absorb(self, elements: Tensor, mask: Tensor) -> Statistics:
+        """What a state keeps of some elements, in its dtype."""
+        elements, mask = _padded(elements, mask)
+        found = absorb_dense(self.encoder, self.fields, elements, mask, (), self.prepared)
+        return {name: tuple(part.double() for part in parts) for name, parts in found.items()}
+
+    def joined(self, tensors: tuple[Tensor, ...], found: Statistics, count: Tensor) -> list[Tensor]:
+        """A state (*parts, count) joined with statistics."""
+        joined = join(self.fields, self.statistics(tensors), found)
+        return [*(part for parts in joined.values() for part in parts), tensors[-1] + count]
+
+
+class _Forward(_Fold):
+    def forward(self, elements: Tensor, mask: Tensor) -> Tensor:
+        return self.encoder.finish(self.absorb(elements, mask), mask.sum(1), self.prepared)
+
+
+class _Update(_Fold):
+    def forward(self, elements: Tensor, mask: Tensor, *state: Tensor) -> list[Tensor]:
+        return self.joined(state, self.absorb(elements, mask), mask.sum(1))
+
+
+class _UpdateRows(_Fold):
+    def forward(self, elements: Tensor, index: Tensor, *state: Tensor) -> list[Tensor]:
+        batch = state[-1].shape[0]
+        pieces = cut_rows(elements, index, batch)
+        found = self.absorb(pieces.elements, pieces.mask)
+        empty = identity(self.fields, batch + 1, elements.device)
+        joined = {
+            name: tuple(
+                part[:batch]
+                for part in gather(field.statistic, empty[name], found[name], pieces.sets)
+            )
+            for name, field in self.fields.items()
+        }
+        return self.joined(state, joined, pieces.count)
+
+
+class _Merge(_Fold):
+    def forward(self, *states: Tensor) -> list[Tensor]:
+        half = len(states) // 2
+        other = states[half:]
+        return self.joined(states[:half], self.statistics(other), other[-1])
+
+
+class _Readout(_Fold):
+    def forward(self, *state: Tensor) -> Tensor:
+        return self.encoder.finish(self.statistics(state), state[-1], self.prepared)
+
+
+def _padded(elements: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Elements and mask with one more, absent, element in each set, so that n is never 0.
+
+    Absent elements are zeros: padding may hold anything, even NaN.
+    """
+    trailing = elements.dim() - 2
+    elements, mask = pad(elements, (*(0, 0) * trailing, 0, 1)), pad(mask, (0, 1))
+    return torch.where(spread(mask, elements), elements, 0), mask
