@@ -27,7 +27,7 @@ from setfold.core.statistic import Fields, Statistics, identity, join, spread
 from setfold.core.whole import WholeSetEncoder
 from setfold.core.weights import first_tensor
 from setfold.errors import InputError
-from setfold.exporting.pieces import can_gather, cut_rows, gather
+from setfold.exporting.pieces import Pieces, check_gathers, cut, cut_rows, gather
 
 Shape = tuple[str | int, ...]  # sizes; "B", "n" and "N" for those that may be any
 
@@ -96,6 +96,8 @@ def graphs_of(model: SetEncoder, element: tuple[int, ...]) -> Graphs:
 
 def _streaming(model: StreamingSetEncoder, dense: tuple[Port, Port]) -> Graphs:
     state = model.initial_state(1)
+    for field in state.fields.values():
+        check_gathers(field.statistic)
     parts = tuple(_parts(state))
     ports = tuple(part.port for part in parts)
     new = tuple(port._replace(name=f"new.{port.name}") for port in ports)
@@ -104,23 +106,15 @@ def _streaming(model: StreamingSetEncoder, dense: tuple[Port, Port]) -> Graphs:
     rows = elements._replace(shape=("N", *elements.shape[2:])), Port("index", torch.int64, ("N",))
     forward = _Forward(model, state)
     encoding = _encoding_of(forward, dense)
-    graphs = [
+    graphs = (
         Graph("forward", forward, dense, (encoding,)),
         Graph("update", _Update(model, state), (*dense, *ports), new),
+        Graph("update_rows", _UpdateRows(model, state), (*rows, *ports), new),
         Graph("merge", _Merge(model, state), (*ports, *other), new),
         Graph("readout", _Readout(model, state), ports, (encoding,)),
-    ]
-    missing = {}
-    unknown = [f.statistic for f in state.fields.values() if not can_gather(f.statistic)]
-    if unknown:
-        missing["update_rows"] = (
-            f"a graph cannot join any number of {type(unknown[0]).__name__}; pad the sets and use "
-            "update with a mask"
-        )
-    else:
-        graphs.insert(2, Graph("update_rows", _UpdateRows(model, state), (*rows, *ports), new))
+    )
     slots = tuple(level[0] for level in state.frame)
-    return Graphs(tuple(graphs), missing, parts, slots, state.weights.digest)
+    return Graphs(graphs, {}, parts, slots, state.weights.digest)
 
 
 def _parts(state: SetState) -> Iterator[Part]:
@@ -172,7 +166,9 @@ class _Whole(nn.Module):
         self.model = model
 
     def forward(self, elements: Tensor, mask: Tensor) -> Tensor:
-        return self.model(*_padded(elements, mask))
+        # one more, absent, element in each set, so that n is never 0
+        elements = pad(elements, (*(0, 0) * (elements.dim() - 2), 0, 1))
+        return self.model(elements, pad(mask, (0, 1)))
 
 
 class _Fold(nn.Module):
@@ -194,11 +190,21 @@ class _Fold(nn.Module):
             for name, field in self.fields.items()
         }
 
-    def absorb(self, elements: Tensor, mask: Tensor) -> Statistics:
-        """What a state keeps of some elements, in its dtype."""
-        elements, mask = _padded(elements, mask)
+    def absorb(self, pieces: Pieces) -> Statistics:
+        """What a state keeps of the sets (B, ...) whose pieces these are."""
+        elements, mask, sets, count = pieces
         found = absorb_dense(self.encoder, self.fields, elements, mask, (), self.prepared)
-        return {name: tuple(part.double() for part in parts) for name, parts in found.items()}
+        batch = count.shape[0]
+        empty = identity(self.fields, batch + 1, elements.device)
+        return {
+            name: tuple(
+                part[:batch]
+                for part in gather(
+                    field.statistic, empty[name], tuple(p.double() for p in found[name]), sets
+                )
+            )
+            for name, field in self.fields.items()
+        }
 
     def joined(self, tensors: tuple[Tensor, ...], found: Statistics, count: Tensor) -> list[Tensor]:
         """A state (*parts, count) joined with statistics."""
@@ -208,28 +214,20 @@ class _Fold(nn.Module):
 
 class _Forward(_Fold):
     def forward(self, elements: Tensor, mask: Tensor) -> Tensor:
-        return self.encoder.finish(self.absorb(elements, mask), mask.sum(1), self.prepared)
+        pieces = cut(elements, mask)
+        return self.encoder.finish(self.absorb(pieces), pieces.count, self.prepared)
 
 
 class _Update(_Fold):
     def forward(self, elements: Tensor, mask: Tensor, *state: Tensor) -> list[Tensor]:
-        return self.joined(state, self.absorb(elements, mask), mask.sum(1))
+        pieces = cut(elements, mask)
+        return self.joined(state, self.absorb(pieces), pieces.count)
 
 
 class _UpdateRows(_Fold):
     def forward(self, elements: Tensor, index: Tensor, *state: Tensor) -> list[Tensor]:
-        batch = state[-1].shape[0]
-        pieces = cut_rows(elements, index, batch)
-        found = self.absorb(pieces.elements, pieces.mask)
-        empty = identity(self.fields, batch + 1, elements.device)
-        joined = {
-            name: tuple(
-                part[:batch]
-                for part in gather(field.statistic, empty[name], found[name], pieces.sets)
-            )
-            for name, field in self.fields.items()
-        }
-        return self.joined(state, joined, pieces.count)
+        pieces = cut_rows(elements, index, state[-1].shape[0])
+        return self.joined(state, self.absorb(pieces), pieces.count)
 
 
 class _Merge(_Fold):
@@ -242,13 +240,3 @@ class _Merge(_Fold):
 class _Readout(_Fold):
     def forward(self, *state: Tensor) -> Tensor:
         return self.encoder.finish(self.statistics(state), state[-1], self.prepared)
-
-
-def _padded(elements: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Elements and mask with one more, absent, element in each set, so that n is never 0.
-
-    Absent elements are zeros: padding may hold anything, even NaN.
-    """
-    trailing = elements.dim() - 2
-    elements, mask = pad(elements, (*(0, 0) * trailing, 0, 1)), pad(mask, (0, 1))
-    return torch.where(spread(mask, elements), elements, 0), mask

@@ -1,8 +1,9 @@
-"""Rows of sets of any lengths as one dense batch, in shapes that depend on no value.
+"""Chunks cut into short pieces, in shapes that depend on no value.
 
-Sets are cut into pieces of the mean length, so that one large set among many small ones does not
-pad them all: at most twice the rows and four times the sets are computed. Statistics of pieces
-join to those of sets, as those of chunks do.
+Rows of sets of any lengths become one dense batch: sets are cut into pieces of the mean length, so
+that one large set among many small ones does not pad them all. And no sum of float32 runs over more
+than about a thousand elements before it is added to float64 ones, as in the compiled kernels.
+Statistics of pieces join to those of sets, as those of chunks do.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from setfold.core.statistic import (
     CentralMoments,
@@ -24,20 +26,48 @@ from setfold.core.statistic import (
     Sum,
     spread,
 )
+from setfold.errors import InputError
 from setfold.kernels.softmax import finite
 
 
-class Pieces(NamedTuple):
-    """Sets in pieces of one length. Pieces without elements belong to one more set, the last."""
+LONGEST = 1024  # elements of a piece, or a few more
 
-    elements: Tensor  # (P, L, d)
+
+class Pieces(NamedTuple):
+    """Sets in P pieces of one length L. Absent elements are zeros."""
+
+    elements: Tensor  # (P, L, ...)
     mask: Tensor  # (P, L)
-    sets: Tensor  # (P,), in 0..B
+    sets: Tensor  # (P,), in 0..B; pieces of no set belong to B
     count: Tensor  # (B,), elements of each set
 
 
+def cut(elements: Tensor, mask: Tensor) -> Pieces:
+    """Cut a dense chunk into pieces.
+
+    Args:
+        elements: (B, n, ...).
+        mask: (B, n), True where present.
+
+    >>> pieces = cut(torch.ones(2, 3000, 1), torch.ones(2, 3000, dtype=torch.bool))
+    >>> pieces.elements.shape, pieces.sets, pieces.count
+    (torch.Size([6, 1002, 1]), tensor([0, 0, 0, 1, 1, 1]), tensor([3000, 3000]))
+    """
+    batch, rows = mask.shape
+    number = rows // LONGEST + 1
+    length = rows // number + 2  # not 0 or 1, for which torch.export would make cases
+    pieces = torch.arange(batch * number, device=mask.device)
+    sets = (pieces // number).unsqueeze(1)
+    places = (pieces % number).unsqueeze(1) * length + torch.arange(length, device=mask.device)
+    places = places.clamp_max(rows)  # (P, L); one more element, which is absent
+    present = pad(mask, (0, 1))[sets, places]
+    filled = pad(elements, (*(0, 0) * (elements.dim() - 2), 0, 1))[sets, places]
+    filled = torch.where(spread(present, filled), filled, 0)  # padding may hold anything, even NaN
+    return Pieces(filled, present, sets.squeeze(1), mask.sum(1))
+
+
 def cut_rows(elements: Tensor, index: Tensor, batch_size: int) -> Pieces:
-    """Cut the sets of a ragged batch into pieces.
+    """Cut the sets of a ragged chunk into pieces: at most N + 4 B rows more than there are.
 
     Args:
         elements: (N, ...), the rows of all sets.
@@ -55,23 +85,21 @@ def cut_rows(elements: Tensor, index: Tensor, batch_size: int) -> Pieces:
             [0., 0., 0.]])
     """
     rows = index.shape[0]
-    length = rows // (batch_size + 1) + 2  # so that ceil(c / length) add up to at most the number
-    number = 2 * batch_size + 1
+    many = batch_size + 1 + rows // LONGEST
+    length = rows // many + 2
+    number = many + batch_size  # ceil(c / length), added up over the sets, is at most that
     sets, order = torch.sort(index)
-    ones = torch.ones_like(index)
-    count = index.new_zeros(batch_size).index_add(0, index, ones)
+    count = index.new_zeros(batch_size).index_add(0, index, torch.ones_like(index))
     pieces = (count + length - 1) // length
     starts, firsts = count.cumsum(0) - count, pieces.cumsum(0) - pieces
     places = firsts[sets] * length + torch.arange(rows, device=index.device) - starts[sets]
     filled = elements.new_zeros(number * length, *elements.shape[1:])
+    filled = filled.index_put((places,), elements[order])
     mask = torch.zeros(number * length, dtype=torch.bool, device=index.device)
-    owners = index.new_full((number,), batch_size)
-    return Pieces(
-        filled.index_put((places,), elements[order]).unflatten(0, (number, length)),
-        mask.index_put((places,), torch.ones_like(index, dtype=torch.bool)).view(number, length),
-        owners.index_put((places // length,), sets),
-        count,
-    )
+    mask = mask.index_put((places,), torch.ones_like(index, dtype=torch.bool))
+    owners = index.new_full((number,), batch_size).index_put((places // length,), sets)
+    filled = filled.reshape(number, length, *elements.shape[1:])
+    return Pieces(filled, mask.view(number, length), owners, count)
 
 
 # ---- the union of any number of pieces -----------------------------------------------------------
@@ -93,9 +121,13 @@ def gather(statistic: Statistic, empty: Parts, parts: Parts, sets: Tensor) -> Pa
     raise NotImplementedError(type(statistic).__name__)
 
 
-def can_gather(statistic: Statistic) -> bool:
-    """Whether `gather` knows a statistic."""
-    return gather.dispatch(type(statistic)) is not gather.dispatch(Statistic)
+def check_gathers(statistic: Statistic) -> None:
+    """Raise InputError unless `gather` knows a statistic."""
+    if type(statistic) not in gather.registry:  # a subclass may join in another way
+        raise InputError(
+            f"cannot export a state that keeps {type(statistic).__name__}: a graph must join any "
+            "number of pieces at once, and that is known for the statistics of setfold only."
+        )
 
 
 @gather.register
