@@ -57,17 +57,19 @@ def cut(elements: Tensor, mask: Tensor) -> Pieces:
     number = rows // LONGEST + 1
     length = rows // number + 2  # not 0 or 1, for which torch.export would make cases
     pieces = torch.arange(batch * number, device=mask.device)
-    sets = (pieces // number).unsqueeze(1)
-    places = (pieces % number).unsqueeze(1) * length + torch.arange(length, device=mask.device)
+    sets = pieces // number
+    firsts = (pieces - sets * number) * length
+    places = firsts.unsqueeze(1) + torch.arange(length, device=mask.device)
     places = places.clamp_max(rows)  # (P, L); one more element, which is absent
-    present = pad(mask, (0, 1))[sets, places]
-    filled = pad(elements, (*(0, 0) * (elements.dim() - 2), 0, 1))[sets, places]
+    owners = sets.unsqueeze(1)
+    present = pad(mask, (0, 1))[owners, places]
+    filled = pad(elements, (*(0, 0) * (elements.dim() - 2), 0, 1))[owners, places]
     filled = torch.where(spread(present, filled), filled, 0)  # padding may hold anything, even NaN
-    return Pieces(filled, present, sets.squeeze(1), mask.sum(1))
+    return Pieces(filled, present, sets, mask.sum(1))
 
 
 def cut_rows(elements: Tensor, index: Tensor, batch_size: int) -> Pieces:
-    """Cut the sets of a ragged chunk into pieces: at most N + 4 B rows more than there are.
+    """Cut the sets of a ragged chunk into pieces: about 2 N + 4 B elements, at most.
 
     Args:
         elements: (N, ...), the rows of all sets.

@@ -80,7 +80,10 @@ def write_onnx(graph: Graph, folder: Path) -> None:
                 output_names=[port.name for port in graph.outputs],
             )
         except Exception as error:  # an operator has no ONNX form
-            raise InputError(_message(graph, f"ONNX: {error}")) from error
+            cause: BaseException = error
+            while cause.__cause__ is not None:
+                cause = cause.__cause__
+            raise InputError(_message(graph, f"ONNX: {type(cause).__name__}: {cause}")) from error
         assert found is not None
         for node in found.model.graph.all_nodes():
             node.metadata_props.clear()  # the paths of the source code it came from
