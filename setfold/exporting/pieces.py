@@ -87,6 +87,7 @@ def cut_rows(elements: Tensor, index: Tensor, batch_size: int) -> Pieces:
             [0., 0., 0.]])
     """
     rows = index.shape[0]
+    index = torch.where(index < 0, batch_size, index)  # which no set has, so that adding it fails
     many = batch_size + 1 + rows // LONGEST
     length = rows // many + 2
     number = many + batch_size  # ceil(c / length), added up over the sets, is at most that
