@@ -106,7 +106,8 @@ def _shape_of_element(model: SetEncoder, given: int | Sequence[int] | None) -> t
             f"{missing}setfold.export(model, folder, dim_in=...).", command=f"{missing}--dim-in."
         )
     shape = (own,) if given is None else (given,) if isinstance(given, int) else tuple(given)
-    check_sizes(**{f"dim_in[{axis}]": size for axis, size in enumerate(shape)})
+    for size in shape:
+        check_sizes(dim_in=size)
     if own is not None and shape != (own,):
         raise InputError(
             f"dim_in must be {own}, as the model says; got {given}. Omit it.",

@@ -12,7 +12,8 @@ slots and weights, are constants. A state is its tensors, in the order of `SetSt
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -23,10 +24,9 @@ from setfold.core.absorb import absorb_dense
 from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.primitives import Primitives, SetEncoder
 from setfold.core.state import SetState
-from setfold.core.statistic import Fields, Statistics, identity, join, spread
-from setfold.core.whole import WholeSetEncoder
+from setfold.core.statistic import Fields, Statistics, identity, join
 from setfold.core.weights import first_tensor
-from setfold.errors import InputError
+from setfold.core.whole import WholeSetEncoder
 from setfold.exporting.pieces import Pieces, check_gathers, cut, cut_rows, gather
 
 Shape = tuple[str | int, ...]  # sizes; "B", "n" and "N" for those that may be any
@@ -38,6 +38,11 @@ class Port(NamedTuple):
     name: str
     dtype: torch.dtype
     shape: Shape
+
+    def zeros(self, sizes: Mapping[str, int]) -> Tensor:
+        """A tensor of these sizes."""
+        shape = [sizes[size] if isinstance(size, str) else size for size in self.shape]
+        return torch.zeros(shape, dtype=self.dtype)
 
 
 class Part(NamedTuple):
@@ -133,17 +138,26 @@ def _fix_slots(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, Primitives) and module.draws_slots:
             frame = tuple(level.clone() for level in module.draw_frame(None, None))
-            module.draw_frame = lambda num_slots, generator, frame=frame: frame  # type: ignore[method-assign]  # encoders allow it
+            setattr(module, "draw_frame", partial(_fixed, frame))  # noqa: B010  (encoders allow it)
+
+
+def _fixed(
+    frame: tuple[Tensor, ...], num_slots: int | None, generator: torch.Generator | None
+) -> tuple[Tensor, ...]:
+    """The slots that were drawn once, in place of `draw_frame`."""
+    return frame
 
 
 def _dtype_of(model: SetEncoder) -> torch.dtype:
-    weight = model.first_weight if isinstance(model, StreamingSetEncoder) else first_tensor((model,))
+    weight = (
+        model.first_weight if isinstance(model, StreamingSetEncoder) else first_tensor((model,))
+    )
     return torch.float32 if weight is None else weight.dtype
 
 
 def _encoding_of(module: nn.Module, inputs: tuple[Port, ...]) -> Port:
     """The encoding that a forward graph returns, whose shape an example shows."""
-    elements, mask = (torch.zeros(1, 2, *p.shape[2:], dtype=p.dtype) for p in inputs)
+    elements, mask = (port.zeros({"B": 1, "n": 2}) for port in inputs)
     found = module(elements, ~mask)
     return Port("encoding", found.dtype, ("B", *found.shape[1:]))
 
@@ -192,9 +206,9 @@ class _Fold(nn.Module):
 
     def absorb(self, pieces: Pieces) -> Statistics:
         """What a state keeps of the sets (B, ...) whose pieces these are."""
-        elements, mask, sets, count = pieces
+        elements, mask, sets, counts = pieces
         found = absorb_dense(self.encoder, self.fields, elements, mask, (), self.prepared)
-        batch = count.shape[0]
+        batch = counts.shape[0]
         empty = identity(self.fields, batch + 1, elements.device)
         return {
             name: tuple(
@@ -215,19 +229,19 @@ class _Fold(nn.Module):
 class _Forward(_Fold):
     def forward(self, elements: Tensor, mask: Tensor) -> Tensor:
         pieces = cut(elements, mask)
-        return self.encoder.finish(self.absorb(pieces), pieces.count, self.prepared)
+        return self.encoder.finish(self.absorb(pieces), pieces.counts, self.prepared)
 
 
 class _Update(_Fold):
     def forward(self, elements: Tensor, mask: Tensor, *state: Tensor) -> list[Tensor]:
         pieces = cut(elements, mask)
-        return self.joined(state, self.absorb(pieces), pieces.count)
+        return self.joined(state, self.absorb(pieces), pieces.counts)
 
 
 class _UpdateRows(_Fold):
     def forward(self, elements: Tensor, index: Tensor, *state: Tensor) -> list[Tensor]:
         pieces = cut_rows(elements, index, state[-1].shape[0])
-        return self.joined(state, self.absorb(pieces), pieces.count)
+        return self.joined(state, self.absorb(pieces), pieces.counts)
 
 
 class _Merge(_Fold):

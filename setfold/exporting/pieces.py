@@ -29,7 +29,6 @@ from setfold.core.statistic import (
 from setfold.errors import InputError
 from setfold.kernels.softmax import finite
 
-
 LONGEST = 1024  # elements of a piece, or a few more
 
 
@@ -39,7 +38,7 @@ class Pieces(NamedTuple):
     elements: Tensor  # (P, L, ...)
     mask: Tensor  # (P, L)
     sets: Tensor  # (P,), in 0..B; pieces of no set belong to B
-    count: Tensor  # (B,), elements of each set
+    counts: Tensor  # (B,), elements of each set
 
 
 def cut(elements: Tensor, mask: Tensor) -> Pieces:
@@ -50,7 +49,7 @@ def cut(elements: Tensor, mask: Tensor) -> Pieces:
         mask: (B, n), True where present.
 
     >>> pieces = cut(torch.ones(2, 3000, 1), torch.ones(2, 3000, dtype=torch.bool))
-    >>> pieces.elements.shape, pieces.sets, pieces.count
+    >>> pieces.elements.shape, pieces.sets, pieces.counts
     (torch.Size([6, 1002, 1]), tensor([0, 0, 0, 1, 1, 1]), tensor([3000, 3000]))
     """
     batch, rows = mask.shape
@@ -77,7 +76,7 @@ def cut_rows(elements: Tensor, index: Tensor, batch_size: int) -> Pieces:
         batch_size: the number B of sets.
 
     >>> pieces = cut_rows(torch.arange(5.0).view(5, 1), torch.tensor([1, 0, 1, 1, 1]), 2)
-    >>> pieces.sets, pieces.count
+    >>> pieces.sets, pieces.counts
     (tensor([0, 1, 1, 2, 2]), tensor([1, 4]))
     >>> pieces.elements.squeeze(2)
     tensor([[1., 0., 0.],

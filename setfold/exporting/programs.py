@@ -11,12 +11,11 @@ from inspect import signature
 from pathlib import Path
 
 import torch
-from torch import Tensor
 from torch.export import Dim, ExportedProgram
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from setfold.errors import InputError
-from setfold.exporting.graphs import Graph, Port
+from setfold.exporting.graphs import Graph
 
 EXAMPLE = {"B": 3, "n": 7, "N": 11}  # sizes to trace with; none may be taken for another
 SMALLEST = {"B": 1, "n": 0, "N": 0}
@@ -34,7 +33,7 @@ def trace(graph: Graph) -> ExportedProgram:
         {axis: sizes[size] for axis, size in enumerate(port.shape) if isinstance(size, str)}
         for port in graph.inputs
     ]
-    example = tuple(_example(port) for port in graph.inputs)
+    example = tuple(port.zeros(EXAMPLE) for port in graph.inputs)
     shapes = dict(signature(graph.module.forward).bind(*dynamic).arguments)
     with torch.inference_mode(False), torch.no_grad(), _quiet():
         try:
@@ -44,11 +43,6 @@ def trace(graph: Graph) -> ExportedProgram:
             raise InputError(_message(graph, reason)) from error
         except Exception as error:  # a module of the user may raise anything
             raise InputError(_message(graph, f"{type(error).__name__}: {error}")) from error
-
-
-def _example(port: Port) -> Tensor:
-    shape = [EXAMPLE[size] if isinstance(size, str) else size for size in port.shape]
-    return torch.zeros(shape, dtype=port.dtype)
 
 
 def _message(graph: Graph, reason: str) -> str:
@@ -124,11 +118,14 @@ def _quiet() -> Iterator[None]:
     for logger in loggers:
         logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
-            with redirect_stderr(io.StringIO()):
-                warnings.simplefilter("ignore", FutureWarning)
-                warnings.simplefilter("ignore", DeprecationWarning)
-                yield
+        with (
+            warnings.catch_warnings(),
+            redirect_stdout(io.StringIO()),
+            redirect_stderr(io.StringIO()),
+        ):
+            warnings.simplefilter("ignore", FutureWarning)
+            warnings.simplefilter("ignore", DeprecationWarning)
+            yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)

@@ -148,7 +148,9 @@ def _mask_logits(logits: Tensor, mask: Tensor | None) -> Tensor:
 
 def finite(peak: Tensor) -> Tensor:
     """The peak; a finite number for a set without elements, because -inf - (-inf) is NaN."""
-    if torch.compiler.is_compiling():  # ONNX keeps a float64 constant as float32, where this is -inf
+    if (
+        torch.compiler.is_compiling()
+    ):  # ONNX keeps a float64 constant as float32, where this is -inf
         return peak.masked_fill(peak == -torch.inf, 0)
     return peak.clamp_min(torch.finfo(peak.dtype).min)
 

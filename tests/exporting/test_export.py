@@ -111,7 +111,7 @@ def test_nan_in_an_element_shows_in_the_readout(served):
 
 @pytest.mark.parametrize("wrong", [-1, 2])
 def test_a_row_of_no_set_is_refused(served, wrong):
-    with pytest.raises(Exception, match="(?i)indice"):
+    with pytest.raises(Exception, match=r"(?i)indice"):
         served.update_rows(served.empty(2), draw(3, WIDTH).numpy(), np.array([0, wrong, 1]))
 
 
@@ -131,8 +131,8 @@ def test_the_manifest_says_what_the_graphs_take(encoder, folder, served):
             assert (port["name"], len(port["shape"])) == (value.name, len(shape)), name
             fixed = zip(port["shape"], shape, strict=True)
             assert all(a == b for a, b in fixed if isinstance(a, int) and isinstance(b, int))
-    slots = encoder.draw_frame(None, None)
-    assert [torch.tensor(level).equal(own[0]) for level, own in zip(served.manifest["slots"], slots)]
+    (slots,) = encoder.draw_frame(None, None)
+    assert torch.tensor(served.manifest["slots"]).equal(slots)
 
 
 def test_files_do_not_tell_where_they_were_written(folder):
@@ -145,7 +145,7 @@ def test_the_example_needs_neither_torch_nor_setfold(folder):
     guard += "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
     command = [sys.executable, "-W", "error", "-c", guard, EXAMPLE, folder]
     said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
-    assert re.fullmatch(r"\[1000 1000\] \(2, 5\) differ by at most (0e\+00|\de-0[678])\n", said)
+    assert re.fullmatch(r"\[1000 1000\] \(2, 5\) differ by at most (0e\+00|\de-0[6-9])\n", said)
 
 
 # ---- programs of torch, and models without a state ---------------------------------------------

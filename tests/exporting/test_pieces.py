@@ -86,7 +86,7 @@ def test_rows_are_cut_so_that_each_is_in_one_piece_of_its_set(index, large):
     owners = torch.tensor([*index, *[2] * large], dtype=torch.long)
     rows = torch.arange(1.0, len(owners) + 1).unsqueeze(1)
     pieces = cut_rows(rows, owners, 5)
-    assert pieces.count.tolist() == torch.bincount(owners, minlength=5).tolist()
+    assert pieces.counts.tolist() == torch.bincount(owners, minlength=5).tolist()
     assert pieces.mask.shape[1] <= LONGEST + 2
     assert pieces.mask.numel() <= 2 * (len(rows) + len(rows) // LONGEST + 2 * 5 + 1)
     for number, found in enumerate(rows_of(pieces, 5)):
@@ -99,7 +99,7 @@ def test_a_dense_chunk_is_cut_in_order(length):
     elements = torch.arange(1.0, 2 * length + 1).view(2, length, 1)
     mask = torch.arange(2 * length).view(2, length) % 3 != 0
     pieces = cut(elements.masked_fill(~mask.unsqueeze(2), torch.nan), mask)
-    assert pieces.count.tolist() == mask.sum(1).tolist()
+    assert pieces.counts.tolist() == mask.sum(1).tolist()
     assert pieces.mask.shape[1] <= LONGEST + 2
     for found, whole, shown in zip(rows_of(pieces, 2), elements, mask, strict=True):
         assert torch.equal(found, whole[shown])
