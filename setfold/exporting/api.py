@@ -20,6 +20,7 @@ from setfold.errors import InputError
 from setfold.exporting.folder import check_replaceable, write_manifest, writing
 from setfold.exporting.graphs import Graphs, Port, graphs_of
 from setfold.exporting.programs import WRITERS
+from setfold.preprocessing.columns import columns_of
 
 VERSION = 1  # of export.json
 
@@ -99,7 +100,8 @@ def export(
 
 
 def _shape_of_element(model: SetEncoder, given: int | Sequence[int] | None) -> tuple[int, ...]:
-    own = model.dim_in
+    columns = columns_of(model)
+    own = model.dim_in if columns is None else columns.width
     if given is None and own is None:
         missing = f"{type(model).__name__} does not define the width of an element. Pass it: "
         raise InputError(

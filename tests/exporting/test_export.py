@@ -199,6 +199,15 @@ def test_models_without_a_state_have_a_forward_graph_only(encoder, reason):
         assert distance(program(elements, mask).numpy(), encoder(elements, mask)) <= TOLERANCE
 
 
+def test_a_model_of_tables_takes_what_its_columns_return(tmp_path):
+    columns = setfold.Columns([setfold.NumberColumn("a", 1.0, 2.0), setfold.NumberColumn("b")])
+    encoder = setfold.Composition(setfold.Pool(columns.dim_out), columns).eval()
+    setfold.export(encoder, tmp_path / "out", "torch")
+    served, elements = Served(tmp_path / "out"), draw(2, 4, columns.width)
+    found = served.forward(elements.numpy(), np.ones((2, 4), bool))
+    assert distance(found, encoder(elements)) <= TOLERANCE
+
+
 def test_a_convolution_takes_elements_of_its_shape():
     features = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 4))
     encoder = setfold.DeepSets(features, 4).eval()
