@@ -75,7 +75,7 @@ def test_a_stream(encoder, served, sets, length):
         elements, mask = hidden(sets, length)
         state = served.update(state, elements.numpy(), mask.numpy())
         expected = encoder.update(expected, elements, mask=mask)
-        assert state_distance(state, expected) <= TOLERANCE
+        assert state_distance(state, expected) <= 2e-6  # more if a long chunk is added in float32
         assert distance(served.readout(state), encoder.readout(expected)) <= TOLERANCE
 
 
