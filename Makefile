@@ -66,7 +66,7 @@ format: $(DEV_STAMP) ## Format and fix what can be fixed.
 
 stress: $(DEV_STAMP) native ## Encode large files, kill it, fill the disk; damage files, compare encoders (an hour or two).
 	@SETFOLD_STRESS=1 $(BIN)/python -m pytest -s tests/files/test_stress.py tests/learning/test_stress.py tests/live/test_kills.py \
-	  tests/test_differential.py tests/fuzz tests/native/test_sanitizers.py tests/native/test_aarch64.py tests/kernels/test_triton_sums.py
+	  tests/test_differential.py tests/exporting/test_gallery.py tests/fuzz tests/native/test_sanitizers.py tests/native/test_aarch64.py tests/kernels/test_triton_sums.py
 	@for isa in 0 $$($(BIN)/python -c 'from setfold.native.library import available; print(*available())'); do \
 	  echo "with SETFOLD_NATIVE=$$isa"; \
 	  SETFOLD_NATIVE=$$isa $(BIN)/python -m pytest tests/kernels tests/encoders tests/laws || exit 1; done

@@ -57,6 +57,7 @@ from .errors import NotRemovableError as NotRemovableError
 from .errors import SetfoldError as SetfoldError
 from .errors import StateMismatchError as StateMismatchError
 from .errors import StoreError as StoreError
+from .exporting.api import export as export
 from .files.api import encode_sets as encode_sets
 from .files.api import merge_states as merge_states
 from .files.api import readout_states as readout_states

@@ -1,6 +1,7 @@
-"""The command line: train, evaluate, encode, merge, readout, weights, check, info, live."""
+"""The command line: train, evaluate, encode, merge, readout, weights, export, check, info, live."""
 
 from setfold.cli import (  # noqa: F401  (importing them registers their commands)
+    export,
     files,
     info,
     laws,

@@ -136,7 +136,7 @@ class Latents(nn.Module):
     def forward(self, attended: Tensor) -> Tensor:
         """Map what the latents of all blocks attended to, (B, blocks * m * d), to (B, K, d)."""
         of_blocks = widened(attended).unflatten(1, (len(self.updates), -1, self.dim)).unbind(1)
-        latents = widened(self.latents).expand(len(attended), -1, -1)
+        latents = widened(self.latents).expand(attended.shape[0], -1, -1)
         for update, own in zip(self.updates, of_blocks, strict=True):
             latents = cast("Tensor", update(latents, own))
         check_encoding(latents)

@@ -270,7 +270,7 @@ class PlacedSlotEncoder(StreamingSetEncoder):
         mean = total / torch.where(mass > 0, mass, 1)
         squares = (of_squares - total * mean).clamp_min(0)
         shifts = [
-            centre if name == "features" else centre.new_zeros(len(centre), 1, self.places.dim)
+            centre if name == "features" else centre.new_zeros(centre.shape[0], 1, self.places.dim)
             for name in self.values
         ]
         mean = torch.where(mass > 0, mean + torch.cat(shifts, -1), 0)

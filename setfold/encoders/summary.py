@@ -44,7 +44,7 @@ class SummaryStatistics(ParameterFreeEncoder):
         varies = variance > 0  # the square root has no gradient at 0
         deviation = torch.where(varies, torch.where(varies, variance, 1).sqrt(), 0)
         extrema = [statistics[name][0] for name in ("min", "max")]
-        number = torch.as_tensor(count, device=mean.device).to(mean.dtype).expand(len(mean))
+        number = torch.as_tensor(count, device=mean.device).to(mean.dtype).expand(mean.shape[0])
         empty = spread(number == 0, mean)
         parts = [mean, deviation, *(torch.where(empty, 0, part) for part in extrema)]
         return torch.cat([number.log1p().unsqueeze(1), *parts], 1).to(self.like.dtype)

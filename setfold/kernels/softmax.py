@@ -67,7 +67,7 @@ def softmax_sums(
         compiled = _compiled(elements, mask, scores, projection, over_slots)
         if compiled is not None:
             return compiled
-    small = batch * length <= PLAIN_ROWS
+    small = not plain and batch * length <= PLAIN_ROWS  # no guard on sizes in an exported program
     if small and length >= COMPILED_LENGTH:
         small = not _can_compile(elements, mask, scores, projection, over_slots)
     if plain or small or has_own_slots(scores):
@@ -148,6 +148,10 @@ def _mask_logits(logits: Tensor, mask: Tensor | None) -> Tensor:
 
 def finite(peak: Tensor) -> Tensor:
     """The peak; a finite number for a set without elements, because -inf - (-inf) is NaN."""
+    if (
+        torch.compiler.is_compiling()
+    ):  # ONNX keeps a float64 constant as float32, where this is -inf
+        return peak.masked_fill(peak == -torch.inf, 0)
     return peak.clamp_min(torch.finfo(peak.dtype).min)
 
 

@@ -1,0 +1,1 @@
+"""Models as graphs that run without setfold: ONNX, torch.export programs, AOTInductor packages."""
