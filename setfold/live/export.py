@@ -14,7 +14,7 @@ import torch
 
 from setfold.core.arguments import checked
 from setfold.core.encoder import StreamingSetEncoder
-from setfold.core.persist import DIGEST_BYTES, is_full_disk, replace_durably
+from setfold.core.persist import DIGEST_BYTES, hold, is_full_disk, replace_durably
 from setfold.errors import FileError, InputError, NonFiniteError
 from setfold.files.columns import ColumnSpec
 from setfold.files.outputs import ArrowSink, Sink, check_target, sink_for
@@ -101,18 +101,23 @@ class Exporting(OpenStore):
             )
         since, part = self._since(last), target.with_name(f".{target.name}.part")
         parts = self._states(since) if states else self._encodings(since, head)
-        try:
-            found = _write(parts, sink, part)
-            replace_durably(part, target)
-        except OSError as error:
-            if not is_full_disk(error):
-                raise
-            raise FileError(
-                f"cannot write {target}: the disk is full. Free some space, then try again."
-            ) from error
-        finally:
-            for left in (part, part.with_name(part.name + ".table")):
-                left.unlink(missing_ok=True)
+        with hold(part, wait=False) as is_mine:
+            if not is_mine:
+                raise InputError(
+                    f"another process exports to {target} at this moment. Wait until it is done, or "
+                    "choose another output."
+                )
+            try:
+                found = _write(parts, sink, part)
+                replace_durably(part, target)
+            except BaseException as error:  # otherwise the file under this name is another one's
+                for left in (part, part.with_name(part.name + ".table")):
+                    left.unlink(missing_ok=True)
+                if not is_full_disk(error):
+                    raise
+                raise FileError(
+                    f"cannot write {target}: the disk is full. Free some space, then try again."
+                ) from error
         return found
 
     def _encodings(self, since: int | None, head: bool) -> Iterator[pa.Table]:
