@@ -146,7 +146,7 @@ class ColumnSpec:
             InputError: A column is missing or has the wrong type.
         """
         for name in self.excluded:
-            _check_present(name, schema.names, path)
+            check_present(name, schema.names, path)
         features = self.chosen(schema)
         if not features:
             left_out = "the set column" if not self.excluded else "those that are left out"
@@ -156,7 +156,7 @@ class ColumnSpec:
             )
         names = [feature.name for feature in features]
         for name in names:
-            _check_present(name, schema.names, path)
+            check_present(name, schema.names, path)
             if parser is None:
                 self._check_numbers(schema.field(name), path)
             else:
@@ -167,7 +167,7 @@ class ColumnSpec:
                 "Omit --explode, or select columns of lists with --features."
             )
         for name in self.set_names:
-            _check_present(name, [*schema.names, *partition], path)
+            check_present(name, [*schema.names, *partition], path)
         try:
             self.set_type(schema, partition)
         except InputError as error:
@@ -349,7 +349,8 @@ def _can_be_sorted(kind: pa.DataType) -> bool:
     return True
 
 
-def _check_present(name: str, names: list[str], path: Path) -> None:
+def check_present(name: str, names: list[str], path: str | Path) -> None:
+    """Raise InputError unless a column is there, once."""
     if names.count(name) == 1:
         return
     if name in names:

@@ -209,7 +209,9 @@ class Layout:
             )
         if self.bucket is not None and self.time is None:
             raise InputError(
-                "the store keeps buckets of time: pass the column with the time of each row as time."
+                "the store keeps buckets of time: pass the column with the time of each row as time.",
+                command="the store keeps buckets of time: pass the column with the time of each row "
+                "as --time.",
             )
         if self.bucket is None and self.time is not None:
             raise InputError(
