@@ -80,6 +80,15 @@ def test_large_updates_are_compared_with_history(sets, monkeypatch):
     assert_holds(sets, slots(), events(0))
 
 
+def test_messages_name_the_columns_of_the_user_only(sets):
+    with pytest.raises(InputError, match="no column 'usr'") as caught:
+        sets.update(events(3), set="usr", batch=("days", 3))
+    assert "setfold.bucket" not in str(caught.value)
+    rows = events(3).assign(**{"setfold.bucket": 1})
+    with pytest.raises(InputError, match=r"uses the name 'setfold\.bucket' itself"):
+        sets.update(rows, set="user", batch=("days", 3), features=["x", "setfold.bucket"])
+
+
 def test_history_that_the_store_never_saw_counts_for_the_new_model_once(sets):
     new = slots()
     number = sets.add_model(new)

@@ -350,7 +350,8 @@ def test_without_a_token_other_machines_are_refused(host):
 
 
 def test_options_that_make_no_sense_are_refused():
-    for wrong in ({"max_body": 0}, {"timeout": -1}, {"max_updates": 0}, {"max_bodies": 1}):
+    finite = ({"timeout": -1}, {"timeout": float("inf")}, {"timeout": float("nan")})
+    for wrong in ({"max_body": 0}, *finite, {"max_updates": 0}, {"max_bodies": 1}):
         with pytest.raises(InputError):
             ServiceOptions(**wrong)
 

@@ -116,6 +116,8 @@ def test_the_command_says_what_is_wrong(tmp_path, capsys, monkeypatch):
         ((tmp_path / "live.db", "--host", "0.0.0.0"), "only for this machine"),
         ((tmp_path / "live.db", "--token-file", tmp_path / "none"), "cannot be read"),
         ((tmp_path / "live.db", "--max-body", "much"), "much"),
+        ((tmp_path / "live.db", "--port", "-1"), "greater than or equal to 0"),
+        ((tmp_path / "live.db", "--timeout", "inf"), "less than or equal to 86400"),
     ):
         monkeypatch.setattr(sys, "argv", ["setfold", "live", "serve", *map(str, arguments)])
         with pytest.raises(SystemExit) as ended:
