@@ -52,6 +52,10 @@ def put(store, rows, batch, history=False):
     return (store.fill if history else store.update)(as_table(rows), **options)
 
 
+def changed(rows):
+    return [rows[0]._replace(x=rows[0].x + 1), *rows[1:]]
+
+
 class Given(NamedTuple):
     """A batch: its rows, when the store got it, and which models got it alone."""
 
@@ -127,10 +131,9 @@ class Machine(RuleBasedStateMachine):
         if self.batches:
             number = data.draw(st.integers(0, len(self.batches) - 1))
             batch, store = self.batches[number], self.stores[writer]
-            other = [batch.rows[0]._replace(x=batch.rows[0].x + 1), *batch.rows[1:]]
             if batch.order is not None or batch.filled:
                 with pytest.raises(BatchConflictError):
-                    put(store, other, number)
+                    put(store, changed(batch.rows), number)
             if batch.order is None:
                 self.update_with_history(store, number)
             assert put(store, batch.rows, number).status == "duplicate"
@@ -217,6 +220,9 @@ class Machine(RuleBasedStateMachine):
             for other in lacking:
                 self.models[other].kept += left
             batch.filled.update(lacking)
+            if batch.order is not None or batch.filled:
+                with pytest.raises(BatchConflictError):
+                    put(store, changed(batch.rows), number, history=True)
 
     @rule(writer=WRITERS, data=st.data())
     def switch(self, writer, data):
