@@ -65,7 +65,9 @@ format: $(DEV_STAMP) ## Format and fix what can be fixed.
 	@$(BIN)/ruff check --fix .
 
 stress: $(DEV_STAMP) native ## Encode large files, kill it, fill the disk; damage files, compare encoders (an hour or two).
-	@SETFOLD_STRESS=1 $(BIN)/python -m pytest -s tests/files/test_stress.py tests/learning/test_stress.py tests/live/test_kills.py \
+	@$(INSTALL) --editable '.[spark]'
+	@SETFOLD_STRESS=1 $(BIN)/python -m pytest -s tests/files/test_stress.py tests/files/test_partials.py \
+	  tests/learning/test_stress.py tests/live/test_kills.py tests/live/test_machine.py tests/live/test_clusters.py \
 	  tests/test_differential.py tests/exporting/test_gallery.py tests/fuzz tests/native/test_sanitizers.py tests/native/test_aarch64.py tests/kernels/test_triton_sums.py
 	@for isa in 0 $$($(BIN)/python -c 'from setfold.native.library import available; print(*available())'); do \
 	  echo "with SETFOLD_NATIVE=$$isa"; \

@@ -23,7 +23,9 @@ def serve(
         str,
         typer.Option(help="Address to bind to. Without a token, only one of this machine."),
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port; 0 for any that is free.", max=65535)] = 8080,
+    port: Annotated[
+        int, typer.Option(help="Port; 0 for any that is free.", min=0, max=65535)
+    ] = 8080,
     token_file: Annotated[
         Path | None,
         typer.Option(
@@ -37,7 +39,9 @@ def serve(
     ] = 4096,
     timeout: Annotated[
         float,
-        typer.Option(help="Seconds that a client may take to send a request, or the store.", min=1),
+        typer.Option(
+            help="Seconds that a client may take to send a request, or the store.", min=1, max=86400
+        ),
     ] = 30.0,
     model: Annotated[
         str | None,

@@ -100,6 +100,7 @@ def update(
             help="Look for new files every so many seconds, until Ctrl-C or SIGTERM. A file is "
             "applied when it has not changed between two looks.",
             min=0.01,
+            max=86400,
         ),
     ] = None,
     saved: SavedModel,

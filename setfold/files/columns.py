@@ -161,7 +161,7 @@ class ColumnSpec:
             InputError: A column is missing or has the wrong type.
         """
         for name in self.excluded:
-            _check_present(name, schema.names, path)
+            check_present(name, schema.names, path)
         features = self.chosen(schema)
         if not features:
             if not self.explode and any(depth_of(field.type) > self._depth for field in schema):
@@ -176,7 +176,7 @@ class ColumnSpec:
             )
         names = [feature.name for feature in features]
         for name in names:
-            _check_present(name, schema.names, path)
+            check_present(name, schema.names, path)
         exploded = self._exploded(schema)
         for name in names:
             if parser is None:
@@ -189,7 +189,7 @@ class ColumnSpec:
                 "Omit --explode, or select columns of lists with --features."
             )
         for name in self.set_names:
-            _check_present(name, [*schema.names, *partition], path)
+            check_present(name, [*schema.names, *partition], path)
         try:
             self.set_type(schema, partition)
         except InputError as error:
@@ -379,7 +379,8 @@ def _can_be_sorted(kind: pa.DataType) -> bool:
     return True
 
 
-def _check_present(name: str, names: list[str], path: Path) -> None:
+def check_present(name: str, names: list[str], path: str | Path) -> None:
+    """Raise InputError unless a column is there, once."""
     if names.count(name) == 1:
         return
     if name in names:

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import torch
 
 from setfold.errors import InputError
-from setfold.files.columns import ColumnSpec, parsed_by
+from setfold.files.columns import ColumnSpec, check_present, parsed_by
 from setfold.files.engines.frames import FrameTask
 from setfold.files.ids import pack
 from setfold.files.partials import check_finite
@@ -50,6 +50,10 @@ def needed_columns(models: Sequence[LiveModel], layout: Layout, schema: pa.Schem
     parsers = [columns_of(model.encoder) for model in models]
     if all(parser is not None for parser in parsers):
         parsed_by(parsers[0], layout.columns)  # nobody needs features
+    for name in (*layout.columns.set_names, *([] if layout.time is None else [layout.time])):
+        check_present(name, schema.names, "the frame")
+    if BUCKET in schema.names:
+        raise InputError(f"a store uses the name {BUCKET!r} itself. Rename this column.")
     with_bucket = schema.append(pa.field(BUCKET, pa.int64()))
     names: dict[str, None] = dict.fromkeys(layout.columns.set_names)
     for model in models:

@@ -16,6 +16,7 @@ from setfold.live.contents import ContentDigest
 from setfold.live.times import ONLY_BUCKET, buckets_of, usable_times
 
 BUCKET = "setfold.bucket"  # a column that is added to the rows
+PART_BYTES = 1000  # of a text in an identity: an index of PostgreSQL takes 2,700 in all
 SMALL_ROWS = 1 << 16  # batches up to this size are kept in memory, and applied together
 
 
@@ -45,24 +46,43 @@ class Identity(NamedTuple):
         if not named or not all(type(part) in (int, str) and part != "" for part in parts):
             raise InputError(
                 "batch must be a source and what identifies a batch of it, such as "
-                f"('orders', 17) or ('clicks', partition, offset); got {batch!r:.80}."
+                f"('orders', 17) or ('clicks', partition, offset); got {_shown(batch)}."
             )
-        if any("\0" in text or not _is_utf8(text) for text in parts if isinstance(text, str)):
-            raise InputError(
-                "the identity of a batch must be text that UTF-8 can hold, without the character "
-                f"NUL; got {batch!r:.80}."
-            )
+        for part in parts:
+            check_part(part)
         # "1:2" and ("1", "2") must differ.
         key = ":".join(str(part).replace("\\", "\\\\").replace(":", "\\:") for part in parts[1:])
         return cls(parts[0], key)
 
 
-def _is_utf8(text: str) -> bool:
+def check_part(part: str | int) -> None:
+    """Raise InputError unless every database can hold a part of the identity of a batch.
+
+    >>> check_part("orders")
+    >>> check_part(2**64)
+    Traceback (most recent call last):
+    setfold.errors.InputError: an integer in the identity of a batch must have at most 64 bits.
+    """
+    if isinstance(part, int):
+        if part.bit_length() > 64:
+            raise InputError("an integer in the identity of a batch must have at most 64 bits.")
+        return
     try:
-        text.encode()
+        length = len(part.encode())
     except UnicodeEncodeError:  # half of a pair of surrogates
-        return False
-    return True
+        length = -1
+    if "\0" in part or not 0 <= length <= PART_BYTES:
+        raise InputError(
+            f"a text in the identity of a batch must be UTF-8 of at most {PART_BYTES:,} bytes, "
+            f"without the character NUL; got {part!r:.80}."
+        )
+
+
+def _shown(batch: object) -> str:
+    try:
+        return f"{batch!r:.80}"
+    except ValueError:  # an integer of thousands of digits
+        return type(batch).__name__
 
 
 class Offsets(NamedTuple):
@@ -87,17 +107,26 @@ class Offsets(NamedTuple):
         """Return the same, with texts for the parts.
 
         Raises:
-            InputError: A range is not a range.
+            InputError: The source is no text, or a range is not a range.
         """
-        for part, (first, after) in self.ranges.items():
-            if not (type(first) is type(after) is int and 0 <= first < after):
+        Identity.of((self.source, *self.ranges) if self.ranges else (self.source, 0))
+        if not self.ranges or not isinstance(self.ranges, Mapping):
+            raise InputError(
+                f"the offsets of a batch of {self.source} must be a range for each part, such as "
+                f"{{0: (120, 180)}}; got {_shown(self.ranges)}."
+            )
+        for part, own in self.ranges.items():
+            if not _is_range(own):
                 raise InputError(
                     f"the offsets of part {part} of {self.source} must be the first one and the one "
-                    f"after the last; got {first!r} and {after!r}."
+                    f"after the last, below 2**63; got {_shown(own)}."
                 )
-        if not self.ranges:
-            raise InputError(f"a batch of {self.source} must have offsets; got none.")
-        return Offsets(self.source, {str(part): own for part, own in self.ranges.items()})
+        ranges: dict[int | str, tuple[int, int]] = {
+            str(part): own for part, own in self.ranges.items()
+        }
+        if len(ranges) < len(self.ranges):
+            raise InputError(f"a part of {self.source} has two ranges, as number and as text.")
+        return Offsets(self.source, ranges)
 
     def is_known(self, positions: Mapping[str, int]) -> bool:
         """Whether a batch was applied before.
@@ -126,6 +155,12 @@ class Offsets(NamedTuple):
             f"the store continues part {part} of {self.source} at {position}; got {first} to "
             f"{after - 1}. Another process may have read it: continue at the stored position."
         )
+
+
+def _is_range(own: object) -> bool:
+    """Whether offsets are the first one and the one after the last."""
+    pair = own if isinstance(own, tuple | list) and len(own) == 2 else (1, 0)
+    return all(type(each) is int for each in pair) and 0 <= pair[0] < pair[1] < 2**63
 
 
 class Applied(NamedTuple):
@@ -174,7 +209,9 @@ class Layout:
             )
         if self.bucket is not None and self.time is None:
             raise InputError(
-                "the store keeps buckets of time: pass the column with the time of each row as time."
+                "the store keeps buckets of time: pass the column with the time of each row as time.",
+                command="the store keeps buckets of time: pass the column with the time of each row "
+                "as --time.",
             )
         if self.bucket is None and self.time is not None:
             raise InputError(

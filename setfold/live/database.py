@@ -21,9 +21,8 @@ from contextlib import AbstractContextManager
 from typing import Any, ClassVar, NamedTuple
 
 from setfold.errors import StoreError
-from setfold.live.schema import BUCKETS
+from setfold.live.schema import BUCKETS, MIGRATIONS, VERSION
 
-VERSION = 1
 SETTINGS = "SELECT name, value FROM settings"
 
 
@@ -87,6 +86,11 @@ class Transaction(ABC):
     @abstractmethod
     def run_many(self, statement: str, rows: Iterable[Sequence[Any]]) -> int:
         """Run a statement for each row of values, and return how many rows it has changed."""
+
+    def define(self, statements: str) -> None:
+        """Run statements that define tables."""
+        for statement in statements.split(";"):
+            self.run(statement)
 
     @abstractmethod
     def stream(
@@ -181,7 +185,7 @@ class Transaction(ABC):
         """Give a model the states of another one, whose states would be the same."""
         for table, columns in (
             ("states", "name, bucket, count, checksum, state"),
-            ("fills", "source, key"),
+            ("fills", "source, key, digest"),
         ):
             self.run(
                 f"INSERT INTO {table} (model, {columns}) SELECT ?, {columns} FROM {table} "
@@ -227,14 +231,21 @@ class Transaction(ABC):
         """Return which batches of a source were applied."""
         return [key for (key,) in self.run("SELECT key FROM batches WHERE source = ?", (source,))]
 
-    def filled(self, source: str, key: str) -> frozenset[int]:
-        """Return to which models a batch was applied alone, after they were added."""
-        rows = self.run("SELECT model FROM fills WHERE source = ? AND key = ?", (source, key))
-        return frozenset(number for (number,) in rows)
+    def filled(self, source: str, key: str) -> dict[int, bytes | None]:
+        """Return to which models a batch was applied alone, after they were added.
 
-    def add_fill(self, model: int, source: str, key: str) -> None:
+        Each with the digest of its rows; None if the key of the batch says which they were.
+        """
+        statement = "SELECT model, digest FROM fills WHERE source = ? AND key = ?"
+        rows = self.run(statement, (source, key))
+        return {number: None if digest is None else bytes(digest) for number, digest in rows}
+
+    def add_fill(self, model: int, source: str, key: str, digest: bytes | None) -> None:
         """Note that a batch was applied to one model only, afterwards."""
-        self.run("INSERT INTO fills (model, source, key) VALUES (?, ?, ?)", (model, source, key))
+        self.run(
+            "INSERT INTO fills (model, source, key, digest) VALUES (?, ?, ?, ?)",
+            (model, source, key, digest),
+        )
 
     def positions(self, source: str) -> dict[str, int]:
         """Return, for each part of a source, the first offset that was not applied yet."""
@@ -422,11 +433,20 @@ class Database(ABC):
             )
         with self.reading() as view:
             found = view.settings().get("version")
-        if found != str(VERSION):
+        if found in {str(version) for version in MIGRATIONS}:
+            self._migrate()
+        elif found != str(VERSION):
             raise StoreError(
-                f"{self.shown} has schema version {found}; this setfold uses version {VERSION}. Use "
-                "the setfold that created it, or export it there and import it here."
+                f"{self.shown} has schema version {found}; this setfold knows versions up to "
+                f"{VERSION}. Use a newer setfold."
             )
+
+    def _migrate(self) -> None:
+        """Bring the tables of an older version to this one, in one transaction."""
+        with self.writing(alone=True) as transaction:
+            for version in range(transaction.number("version"), VERSION):  # others may be faster
+                transaction.define(MIGRATIONS[version])
+            transaction.set("version", str(VERSION))
 
 
 def state_row(row: tuple[Any, ...]) -> StateRow:

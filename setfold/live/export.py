@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +15,7 @@ import torch
 
 from setfold.core.arguments import checked
 from setfold.core.encoder import StreamingSetEncoder
-from setfold.core.persist import DIGEST_BYTES, is_full_disk, replace_durably
+from setfold.core.persist import DIGEST_BYTES, hold, is_full_disk, replace_durably
 from setfold.errors import FileError, InputError, NonFiniteError
 from setfold.files.columns import ColumnSpec
 from setfold.files.outputs import ArrowSink, Sink, check_target, sink_for
@@ -101,18 +102,19 @@ class Exporting(OpenStore):
             )
         since, part = self._since(last), target.with_name(f".{target.name}.part")
         parts = self._states(since) if states else self._encodings(since, head)
-        try:
-            found = _write(parts, sink, part)
-            replace_durably(part, target)
-        except OSError as error:
-            if not is_full_disk(error):
-                raise
-            raise FileError(
-                f"cannot write {target}: the disk is full. Free some space, then try again."
-            ) from error
-        finally:
-            for left in (part, part.with_name(part.name + ".table")):
-                left.unlink(missing_ok=True)
+        with _alone(target):
+            try:
+                found = _write(parts, sink, part)
+                replace_durably(part, target)
+            except OSError as error:
+                if not is_full_disk(error):
+                    raise
+                raise FileError(
+                    f"cannot write {target}: the disk is full. Free some space, then try again."
+                ) from error
+            finally:
+                for left in (part, part.with_name(part.name + ".table")):
+                    left.unlink(missing_ok=True)
         return found
 
     def _encodings(self, since: int | None, head: bool) -> Iterator[pa.Table]:
@@ -133,6 +135,26 @@ class Exporting(OpenStore):
                 table.sets = ids.columns_of(table.sets)
                 for part in table.parts():
                     yield part.replace_schema_metadata({**part.schema.metadata, **metadata})
+
+
+@contextmanager
+def _alone(target: Path) -> Iterator[None]:
+    """Return a context in which no other process exports to the same file.
+
+    Raises:
+        InputError: One does.
+    """
+    lock = target.with_name(f".{target.name}.lock")
+    with hold(lock, wait=False) as is_mine:
+        if not is_mine:
+            raise InputError(
+                f"another process exports to {target} at this moment. Wait until it is done, or "
+                "choose another output."
+            )
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
 
 
 def _no_states(model: LiveModel) -> StateTable:

@@ -70,7 +70,7 @@ class Importing(OpenStore):
                 note(transaction, [(identity, b"")])
             else:
                 for model in models:
-                    transaction.add_fill(model.number, *identity)
+                    transaction.add_fill(model.number, *identity, None)
             for table in read_states(file):
                 table.sets = table.sets if len(ids.names) > 1 else pack([table.sets])
                 kept = self._admitted(transaction, table, bucket)

@@ -118,6 +118,20 @@ def note(
     return found
 
 
+def check_fills(view: Transaction, identity: Identity | Offsets, digest: bytes) -> None:
+    """Raise BatchConflictError if a batch was filled in as history before, with other rows.
+
+    Args:
+        view: A view of the store.
+        identity: The identity of the batch.
+        digest: The digest of its rows, after ADDED or REMOVED.
+    """
+    if isinstance(identity, Identity):
+        for filled in view.filled(*identity).values():
+            if filled is not None:
+                check_digest(BatchRow(*identity, filled, -1, 0), digest)
+
+
 def check_digest(row: BatchRow, digest: bytes) -> None:
     """Raise BatchConflictError unless a batch that was applied before had the same rows."""
     if row.digest[:1] != digest[:1] or not agree(row.digest[1:], digest[1:]):

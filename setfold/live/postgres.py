@@ -109,6 +109,9 @@ class PostgresTransaction(Transaction):
         self.cursor.executemany(_translated(statement), rows)
         return self.cursor.rowcount
 
+    def define(self, statements: str) -> None:
+        super().define(_typed(statements))
+
     def stream(
         self, statement: str, values: Sequence[Any], size: int
     ) -> Iterator[list[tuple[Any, ...]]]:
@@ -233,8 +236,7 @@ class PostgresDatabase(Database):
                 )
             transaction.run(f'CREATE SCHEMA IF NOT EXISTS "{self.schema}"')
             transaction.run(f"COMMENT ON SCHEMA \"{self.schema}\" IS '{MARK}'")
-            for statement in (SCHEMA + LAYOUT).split(";"):
-                transaction.run(_typed(statement))
+            transaction.define(SCHEMA + LAYOUT)
             transaction.begin(sizes, model)
         self.has_settings = True
 

@@ -9,7 +9,7 @@ from setfold.files.kinds import open_frame
 from setfold.files.request import make_columns
 from setfold.live.absorb import absorb_pieces, absorbing
 from setfold.live.batches import DUPLICATE, SMALL_ROWS, Applied, Identity, Layout
-from setfold.live.ledger import REMOVED, busy_error, check_digest, note
+from setfold.live.ledger import REMOVED, busy_error, check_digest, check_fills, note
 from setfold.live.merging import check_removable, subtract_states
 from setfold.live.names import SetIds
 from setfold.live.opened import OpenStore
@@ -63,6 +63,7 @@ class Removing(OpenStore):
                 return DUPLICATE
             if transaction.epoch() != epoch:
                 raise busy_error(self.database)
+            check_fills(transaction, identity, REMOVED + digest)
             ids = SetIds.in_rows(layout, frame.schema)
             ids.check(transaction)
             note(transaction, [(identity, digest)], REMOVED)

@@ -12,10 +12,14 @@ CREATE UNIQUE INDEX states_of_sets ON states (model, name, bucket);
 CREATE TABLE batches (source TEXT NOT NULL, key TEXT NOT NULL, digest BLOB NOT NULL,
     sequence INTEGER NOT NULL, at INTEGER NOT NULL, PRIMARY KEY (source, key)) WITHOUT ROWID;
 CREATE TABLE fills (source TEXT NOT NULL, key TEXT NOT NULL, model INTEGER NOT NULL,
-    PRIMARY KEY (source, key, model)) WITHOUT ROWID;
+    digest BLOB, PRIMARY KEY (source, key, model)) WITHOUT ROWID;
 CREATE TABLE positions (source TEXT NOT NULL, part TEXT NOT NULL, next INTEGER NOT NULL,
     at INTEGER NOT NULL, PRIMARY KEY (source, part)) WITHOUT ROWID;
 CREATE TABLE deletions (name BLOB PRIMARY KEY, sequence INTEGER NOT NULL, at INTEGER NOT NULL)
     WITHOUT ROWID;
 """
+MIGRATIONS = {  # from each older version to the next one
+    1: "ALTER TABLE fills ADD COLUMN digest BLOB",
+}
+VERSION = 1 + max(MIGRATIONS)
 BUCKETS = "CREATE INDEX states_of_buckets ON states (bucket)"  # for expiry

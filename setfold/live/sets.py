@@ -32,14 +32,17 @@ from setfold.live.batches import (
     Layout,
     Offsets,
     RowReader,
+    check_part,
 )
 from setfold.live.commit import GroupCommit
 from setfold.live.database import Database, Deletion, StateRow
 from setfold.live.export import Exporting
 from setfold.live.imports import Importing
 from setfold.live.ledger import (
+    ADDED,
     ChangedError,
     busy_error,
+    check_fills,
     is_known,
     models_without,
     note,
@@ -194,6 +197,8 @@ class LiveSets(Bundling, Upgrading, Removing, Exporting, Importing, Reporting):
             epoch, all_models, horizon = view.epoch(), self._refresh(view), horizon_of(view)
             results, fresh = sort_out(view, batches, done)
             models = models_without(view, all_models, [batches[n].identity for n in fresh])
+            if len(models) < len(all_models) and len(batches) == 1:
+                check_fills(view, batches[0].identity, ADDED + batches[0].digest)
             admitted = admit_all({number: batches[number] for number in fresh}, view, horizon)
         if len(models) < len(all_models) and len(batches) > 1:
             return None
@@ -253,6 +258,8 @@ class LiveSets(Bundling, Upgrading, Removing, Exporting, Importing, Reporting):
                     SetIds.in_rows(reader.layout, reader.frame.schema).check(transaction)
                     (sequence,) = note(transaction, [(identity, digest)])
                     wanted = models_without(transaction, models, [identity])
+                    if len(wanted) < len(models):
+                        check_fills(transaction, identity, ADDED + digest)
                     for model in wanted:
                         for table in absorber.drain(model):
                             write_states(transaction, model, [table])
@@ -275,6 +282,7 @@ class LiveSets(Bundling, Upgrading, Removing, Exporting, Importing, Reporting):
     @checked
     def positions(self, source: str) -> dict[str, int]:
         """Return where each part of a source with offsets continues: see `Offsets`."""
+        check_part(source)
         return repeated(lambda: self._positions(source))
 
     def _positions(self, source: str) -> dict[str, int]:

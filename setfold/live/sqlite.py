@@ -108,13 +108,7 @@ class SqliteDatabase(Database):
         if not self.path.exists() or not self.path.stat().st_size:
             return False
         with self._translated(), self.pool.lent() as connection:
-            (number,) = connection.execute("PRAGMA application_id").fetchone()
-            tables = connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
-        if number != APPLICATION:
-            if tables == (0,):
-                return False
-            raise StoreError(f"{self.path} is a database of another program. Pass another path.")
-        return True
+            return connection.execute("PRAGMA application_id").fetchone() == (APPLICATION,)
 
     def create(self, sizes: Mapping[str, int | None], model: ModelRow) -> None:
         if not self.path.parent.is_dir():
@@ -122,8 +116,7 @@ class SqliteDatabase(Database):
         with self.writing() as transaction:
             if transaction.run("SELECT COUNT(*) FROM sqlite_master") != [(0,)]:
                 raise StoreError(f"{self.path} exists already. Pass another path.")
-            for statement in SCHEMA.split(";"):
-                transaction.run(statement)
+            transaction.define(SCHEMA)
             transaction.run(f"PRAGMA application_id = {APPLICATION}")
             transaction.begin(sizes, model)
             transaction.set("sequence", "0")
@@ -156,12 +149,20 @@ class SqliteDatabase(Database):
             self.path, timeout=WAIT, isolation_level=None, check_same_thread=False
         )
         try:
+            self._check_owner(connection)  # before a pragma changes the file
             for pragma in PRAGMAS:
                 connection.execute(f"PRAGMA {pragma}")
         except BaseException:
             connection.close()
             raise
         return connection
+
+    def _check_owner(self, connection: sqlite3.Connection) -> None:
+        """Raise StoreError if the file is a database of another program."""
+        (number,) = connection.execute("PRAGMA application_id").fetchone()
+        is_empty = connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone() == (0,)
+        if number != APPLICATION and not is_empty:
+            raise StoreError(f"{self.path} is a database of another program. Pass another path.")
 
     @contextmanager
     def _translated(self) -> Iterator[None]:

@@ -14,6 +14,8 @@ from setfold.errors import InputError
 
 SECOND = 1_000_000  # times are counted in microseconds since 1970
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+SCALES = {"D": UNITS["d"] * SECOND, "s": SECOND, "ms": 1000, "us": 1}
+MAX_TIME = 2**62
 ONLY_BUCKET = 0  # of stores without buckets
 
 
@@ -32,7 +34,7 @@ def parse_duration(text: str) -> int:
         else None
     )
     microseconds = round(float(match[1]) * UNITS[match[2]] * SECOND) if match else 0
-    if not 0 < microseconds < 2**62:
+    if not 0 < microseconds < MAX_TIME:
         raise InputError(
             f"expected a duration such as '90s', '15m', '12h', '7d' or '4w'; got {text!r:.60}."
         )
@@ -122,23 +124,29 @@ def usable_times(times: pa.Array, name: str) -> np.ndarray:
 def _microseconds(times: pa.Array, name: str) -> tuple[np.ndarray, np.ndarray]:
     """Return times as microseconds since 1970, (N,) int64, and which of them are times, (N,)."""
     kind = times.type
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        times = _parsed(times)
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or kind == pa.string_view():
+        times = _parsed(times.cast(pa.large_string()))
         kind = times.type
     usable = times.is_valid().to_numpy(zero_copy_only=False)
     if pa.types.is_null(kind):
         return np.zeros(len(times), np.int64), usable
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         # Whole microseconds, rounded down; the time zone does not change the instant.
-        plain = times.cast(pa.timestamp("us"), safe=False).cast(pa.int64())
-        return pc.fill_null(plain, 0).to_numpy(), usable
+        plain = times.cast(pa.int32()) if kind == pa.date32() else times
+        counted = pc.fill_null(plain.cast(pa.int64()), 0).to_numpy()
+        unit = "D" if kind == pa.date32() else getattr(kind, "unit", "ms")
+        if unit == "ns":
+            return counted // 1000, usable
+        scale = SCALES[unit]
+        in_range = np.abs(counted.astype(np.float64)) < MAX_TIME / scale
+        return np.where(in_range, counted, 0) * scale, usable & in_range
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
         raise InputError(
             f"the time column {name!r} is {kind}; expected timestamps, dates, or numbers of seconds "
             "since 1970. Convert it."
         )
     numbers = pc.fill_null(times, 0).to_numpy()
-    usable = usable & (np.abs(numbers.astype(np.float64)) < 2**62 / SECOND)  # False for NaN, too
+    usable = usable & (np.abs(numbers.astype(np.float64)) < MAX_TIME / SECOND)  # False for NaN, too
     numbers = np.where(usable, numbers, 0)
     if pa.types.is_integer(kind):
         return numbers.astype(np.int64) * SECOND, usable

@@ -16,7 +16,7 @@ from setfold.files.tables.table import StateTable
 from setfold.live.absorb import absorb_pieces, absorbing
 from setfold.live.batches import DUPLICATE, SMALL_ROWS, Applied, Identity, Layout
 from setfold.live.database import BatchRow, Transaction
-from setfold.live.ledger import ADDED, REMOVED, busy_error, check_digest
+from setfold.live.ledger import ADDED, REMOVED, busy_error, check_digest, check_fills
 from setfold.live.merging import check_removable, subtract_states, write_states
 from setfold.live.models import LiveModel, encoder_of, new_row
 from setfold.live.names import SetIds
@@ -148,8 +148,10 @@ class Upgrading(OpenStore):
                 known = transaction.find_batches([identity]).get(identity)
                 if transaction.epoch() != epoch or known != before:
                     raise busy_error(self.database)
+                digest = kind + reader.digest.result()
                 if known is not None:
-                    check_digest(known, kind + reader.digest.result())
+                    check_digest(known, digest)
+                check_fills(transaction, identity, digest)
                 ids = SetIds.in_rows(layout, frame.schema)
                 ids.check(transaction)
                 lacking = _models_lacking(transaction, models, identity, known)
@@ -162,7 +164,7 @@ class Upgrading(OpenStore):
                         else:
                             write_states(transaction, model, [table])
                         names |= dict.fromkeys(split_key(key)[0] for key in table.sets.to_pylist())
-                    transaction.add_fill(model.number, *identity)
+                    transaction.add_fill(model.number, *identity, digest)
         if not lacking:
             return DUPLICATE
         rows, late, deleted, skipped = totals

@@ -47,7 +47,7 @@ def test_dask_makes_the_encodings_of_whole_sets(tmp_path, monkeypatch):
     assert_encodings(names["from_dask"], names)
 
 
-# Spark is not in an extra, because it needs Java. Install pyspark to run this test.
+# Spark needs Java and the extra `spark`, which `make stress` installs.
 @pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
 def test_spark_makes_the_encodings_of_whole_sets(tmp_path, monkeypatch):
     pytest.importorskip("pyspark")

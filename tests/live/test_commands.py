@@ -198,6 +198,7 @@ def test_bad_rows(facts, run, here, store):
         (["kafka://here/clicks", "1.parquet"], "must be the only input"),
         (["-", "--source", "a", "--watch", "1"], "--watch is for files"),
         (["-"], "Pass --source"),
+        (["1.parquet", "--watch", "inf"], "less than or equal to 86400"),
         (["nothing.parquet"], "does not exist"),
         (["1.parquet", "--features", "z"], "has no column 'z'"),
         (["1.parquet", "--time", "x"], "has no buckets"),

@@ -53,9 +53,17 @@ def test_a_batch_with_other_rows_is_refused(url):
 
 NO_IDENTITIES = ["orders", (), ("orders",), ("", 1), (1, 2), ("orders", 1.5), ("orders", True)]
 NO_TEXTS = [("orders", ""), ("orders", "a\0b"), ("a\0", 1), ("orders", "\ud800")]
+TOO_LONG = [("orders", 2**64), ("orders", 10**5000), ("orders", "x" * 1001), [10**5000]]
 
 
-@pytest.mark.parametrize("batch", [*NO_IDENTITIES, *NO_TEXTS], ids=ascii)
+def str_or_type(batch):
+    try:
+        return ascii(batch)[:30]
+    except ValueError:  # thousands of digits
+        return "digits"
+
+
+@pytest.mark.parametrize("batch", [*NO_IDENTITIES, *NO_TEXTS, *TOO_LONG], ids=str_or_type)
 def test_an_identity_must_be_texts_and_integers(url, batch):
     with live.create(url, make_model()) as sets, pytest.raises(InputError, match="batch"):
         sets.update(random_rows(1), set="user", batch=batch)

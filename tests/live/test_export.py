@@ -14,7 +14,9 @@ import setfold
 from setfold import live
 from setfold.core import persist
 from setfold.errors import FileError, InputError, NonFiniteError, StateMismatchError
+from setfold.live import export
 from tests.live.events import NAMES, assert_holds, events, pool, slots
+from tests.paused import Paused
 
 FORMATS = ["parquet", "arrow", "npz", "csv"]
 
@@ -184,6 +186,19 @@ def test_a_file_is_complete_or_not_there(sets, tmp_path, suffix, monkeypatch):
     with pytest.raises(FileError, match="the disk is full"):
         sets.export(out, states=suffix == "states")
     assert {path.suffix for path in tmp_path.iterdir()} <= {".db", ".db-wal", ".db-shm"}
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_two_exports_to_one_file(sets, tmp_path, suffix):
+    """The second one is refused while the first one writes, and the file is complete."""
+    out = tmp_path / f"out.{suffix}"
+    first = Paused(lambda: sets.export(out), (export, "replace_durably"))
+    with pytest.raises(InputError, match="another process exports to"):
+        sets.export(out)
+    assert first.result() == (len(NAMES), 60)
+    assert_encodes(read(str(out)), frame_of(slots(), events(1, 60)))
+    sets.export(out, overwrite=True)
+    assert not [*tmp_path.glob(".out*")]
 
 
 def test_paths_that_cannot_be(sets, tmp_path):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -16,7 +17,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+import setfold
 from setfold import live
+from setfold.errors import StoreError
 from tests.killed import calls_of, die_around, die_at
 from tests.live.rows import NAMES, assert_holds, make_model, random_rows
 from tests.live.server import Server
@@ -199,3 +202,45 @@ def test_a_server_that_crashes(tmp_path):
             writers.assert_right(model)
         finally:
             server.stop()
+
+
+@pytest.mark.skipif(SHARE < 1, reason="a server takes seconds; set SETFOLD_STRESS=1 to run")
+def test_a_server_whose_disk_is_full(tmp_path):
+    with tempfile.TemporaryDirectory() as name:
+        folder, model, done = Path(name), setfold.SlotSetEncoder(3, 32, 8, 8).double().eval(), []
+        folder.chmod(0o755)
+        mount = ["mount", "-t", "tmpfs", "-o", "size=110m", "none", name]
+        if subprocess.run(mount, check=False).returncode:
+            pytest.skip("mounting a small disk needs root")
+        server = Server(folder / "server", max_wal_size="32MB", wal_recycle="off")
+        try:
+            server.create()
+            server.start()
+            rows = [
+                random_rows(seed, 8000, [f"{seed} {n}" for n in range(8000)]) for seed in range(12)
+            ]
+
+            def write():
+                for number, some in enumerate(rows):
+                    sets.update(some, set="user", batch=("orders", number))
+                    done.append(number)
+
+            with live.create(server.url(), model) as sets:
+                with pytest.raises(StoreError, match=r"disk|connection"):
+                    write()
+                subprocess.run(["mount", "-o", "remount,size=600m", name], check=True)
+                if not server.is_running():  # a log that cannot be written is a crash
+                    server.start()
+                for number, some in enumerate(rows):
+                    found = sets.update(some, set="user", batch=("orders", number))
+                    assert found.status == ("duplicate" if number < len(done) else "applied")
+                assert 0 < len(done) < len(rows)
+                held = pa.concat_tables(rows)
+                names = sorted({*held["user"].to_pylist()})
+                assert_holds(sets, model, held, names[::2000])
+                assert sets.verify() == (len(names), ())
+                with sets.database.reading() as view:
+                    assert view.totals(1)[2] == len(held)
+        finally:
+            server.stop()
+            subprocess.run(["umount", name], check=True)

@@ -66,6 +66,28 @@ def test_ranges_must_be_ranges(sets, ranges):
         sets.update(events(1), set="user", batch=live.Offsets("clicks", ranges))
 
 
+@pytest.mark.parametrize(
+    "offsets",
+    [
+        live.Offsets("clicks", {0: (0, 2**63)}),
+        live.Offsets("clicks", {0: (0, 1, 2)}),
+        live.Offsets("clicks", {0: None}),
+        live.Offsets("clicks", None),
+        live.Offsets("clicks", [(0, 1)]),
+        live.Offsets("clicks", {0: (0, 20), "0": (0, 5)}),
+        live.Offsets("clicks", {"\ud800": (0, 20)}),
+        live.Offsets("clicks\0", {0: (0, 20)}),
+        live.Offsets(3, {0: (0, 20)}),
+    ],
+    ids=range(9),
+)
+def test_other_offsets_are_refused(sets, offsets):
+    with pytest.raises(InputError):
+        sets.update(events(1), set="user", batch=offsets)
+    with pytest.raises(InputError):
+        sets.positions("\ud800")
+
+
 def test_no_list_of_batches_grows(sets):
     for number in range(5):
         add(sets, events(number), p0=(20 * number, 20 * number + 20))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
 from torch import nn
@@ -100,3 +101,36 @@ def test_times_of_every_kind(store_url, clock, at):
             events(1).assign(at=at), set="user", batch=("days", 1), time="at", features="x,y"
         )
         assert_holds(sets, slots(), events(1), last="1d")
+
+
+@pytest.mark.parametrize(
+    "at",
+    [
+        pa.array([2**31 - 1], pa.date32()),
+        pa.array([86_400_000 * 10**11], pa.date64()),
+        pa.array([2**60], pa.timestamp("s")),
+        pa.array([-(2**62)], pa.timestamp("ms", "UTC")),
+        pa.array([2**63 - 1], pa.timestamp("us")),
+    ],
+    ids=lambda at: str(at.type),
+)
+def test_times_beyond_those_of_buckets_are_no_times(store_url, at):
+    """Converted to microseconds, they would be other times."""
+    rows = pa.table({"user": ["ann"], "x": [1.0], "y": [1.0], "at": at})
+    options = {"set": "user", "time": "at", "features": "x,y"}
+    with live.create(store_url, pool(), bucket="1d") as sets:
+        with pytest.raises(InputError, match="is not a time"):
+            sets.update(rows, batch=("days", 1), **options)
+        assert sets.update(rows, batch=("days", 1), skip_errors=True, **options).skipped == 1
+
+
+@pytest.mark.parametrize(
+    "at", [pa.array([-1], pa.timestamp("ns")), pa.array(["1969-12-31"], pa.string_view())]
+)
+def test_times_are_rounded_down(store_url, clock, at):
+    clock.time = -1
+    rows = pa.table({"user": ["ann"], "x": [1.0], "y": [1.0], "at": at})
+    with live.create(store_url, pool(), bucket="1d") as sets:
+        sets.update(rows, set="user", batch=("days", 1), time="at", features="x,y")
+        with sets.database.reading() as view:
+            assert view.run("SELECT bucket FROM states") == [(-1,)]

@@ -70,10 +70,12 @@ def test_files_of_other_programs(tmp_path):
     (tmp_path / "text.db").write_text("hello " * 1000)
     (tmp_path / "empty.db").touch()
     (tmp_path / "folder").mkdir()
-    with pytest.raises(StoreError, match="database of another program"):
-        live.open(theirs)
-    with pytest.raises(StoreError, match="exists already"):
-        live.create(theirs, model)
+    before = theirs.read_bytes()
+    for call in (live.open, lambda path: live.create(path, model)):
+        with pytest.raises(StoreError, match="database of another program"):
+            call(theirs)
+    assert theirs.read_bytes() == before  # not even its journal is another one
+    assert [*tmp_path.glob("theirs.db-*")] == []
     for call in (live.open, lambda path: live.create(path, model)):
         with pytest.raises(StoreError, match="not a store"):
             call(tmp_path / "text.db")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pyarrow as pa
 import pytest
 
@@ -21,6 +23,42 @@ def add_model(sets, encoder):
         transaction.add_model(row)
         transaction.begin_epoch()
     return number
+
+
+def tables_of(sets):
+    """The tables of a store with their columns."""
+    with sets.database.reading() as view:
+        if sets.database.kind == "SQLite":
+            return sorted(
+                (table, *column[1:4])
+                for (table,) in view.run("SELECT name FROM sqlite_master WHERE type = 'table'")
+                for column in view.run(f"SELECT * FROM pragma_table_info('{table}')")
+            )
+        return view.run(
+            "SELECT table_name, column_name, data_type, is_nullable FROM information_schema.columns "
+            "WHERE table_schema = current_schema() ORDER BY table_name, column_name"
+        )
+
+
+def test_a_store_of_an_older_version_is_migrated(url):
+    """When it is opened, by several at once, and nothing is lost."""
+    model, rows = make_model(), random_rows(1)
+    with live.create(url, model) as sets:
+        wanted = tables_of(sets)
+        sets.update(rows, set="user", batch=("orders", 1))
+        sets.add_model(make_model(1))
+        sets.fill(random_rows(2), set="user", batch=("orders", 0))
+        with sets.database.writing(alone=True) as transaction:
+            transaction.run("ALTER TABLE fills DROP COLUMN digest")
+            transaction.set("version", "1")
+    with ThreadPoolExecutor(4) as threads:
+        stores = list(threads.map(live.open, [url] * 4))
+    for sets in stores:
+        assert tables_of(sets) == wanted
+        assert_holds(sets, model, rows)
+        assert sets.fill(random_rows(2), set="user", batch=("orders", 0)).status == "duplicate"
+        assert sets.update(rows, set="user", batch=("orders", 1)).status == "duplicate"
+        sets.close()
 
 
 def test_every_model_is_updated(url):
@@ -131,7 +169,7 @@ def test_a_damaged_state_is_noticed(url, column):
 
 def test_a_store_of_another_version(url):
     with live.create(url, make_model()) as sets:
-        for value, expected in (("2", "schema version 2"), (None, "schema version None")):
+        for value, expected in (("99", "Use a newer setfold"), (None, "schema version None")):
             with sets.database.writing() as transaction:
                 if value is None:
                     transaction.run("DELETE FROM settings WHERE name = 'version'")

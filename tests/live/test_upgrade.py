@@ -52,6 +52,43 @@ def test_a_fill_with_other_rows_is_refused(sets):
     assert sets.fill(events(1), set="user", batch=("days", 1)).status == "applied"
 
 
+def test_history_that_comes_again_with_other_rows_is_refused(sets):
+    """Also as an update or a removal: the new model has the rows that were filled in."""
+    sets.add_model(slots())
+    batch = {"set": "user", "batch": ("days", 0)}
+    assert sets.fill(events(0), **batch).status == "applied"
+    for call in (sets.fill, sets.update, sets.remove):
+        with pytest.raises(BatchConflictError, match="0 of days was applied before"):
+            call(events(9), **batch)
+    with pytest.raises(BatchConflictError):
+        sets.remove(events(0), **batch)
+    assert sets.update(events(0), **batch).status == "applied"
+    assert_holds(sets, pool(), events(1), events(2), events(0))
+    sets.switch(2)
+    assert_holds(sets, slots(), events(0))
+
+
+def test_large_updates_are_compared_with_history(sets, monkeypatch):
+    sets.add_model(slots())
+    batch = {"set": "user", "batch": ("days", 0)}
+    sets.fill(events(0), **batch)
+    monkeypatch.setattr("setfold.live.sets.SMALL_ROWS", 7)
+    with pytest.raises(BatchConflictError):
+        sets.update(events(9), **batch)
+    assert sets.update(events(0), **batch).status == "applied"
+    sets.switch(2)
+    assert_holds(sets, slots(), events(0))
+
+
+def test_messages_name_the_columns_of_the_user_only(sets):
+    with pytest.raises(InputError, match="no column 'usr'") as caught:
+        sets.update(events(3), set="usr", batch=("days", 3))
+    assert "setfold.bucket" not in str(caught.value)
+    rows = events(3).assign(**{"setfold.bucket": 1})
+    with pytest.raises(InputError, match=r"uses the name 'setfold\.bucket' itself"):
+        sets.update(rows, set="user", batch=("days", 3), features=["x", "setfold.bucket"])
+
+
 def test_history_that_the_store_never_saw_counts_for_the_new_model_once(sets):
     new = slots()
     number = sets.add_model(new)

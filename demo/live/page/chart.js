@@ -2,8 +2,7 @@
 
 import { format } from "./drawing.js";
 
-const [LEFT, TOP, HEIGHT] = [34, 14, 240];
-const BOTTOM = HEIGHT - 34;
+const [LEFT, TOP] = [34, 14];
 
 function node(tag, attributes, text = "") {
   const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
@@ -14,12 +13,12 @@ function node(tag, attributes, text = "") {
 
 /** @param {[number, number, number][]} history Count, and the distances of both ways. */
 export function drawChart(svg, history, total, unit) {
-  const width = svg.clientWidth || 480;
-  const right = width - 8;
-  svg.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
+  const [width, height] = [svg.clientWidth || 480, svg.clientHeight || 240];
+  const [right, bottom] = [width - 8, height - 34];
+  svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
   const highest = Math.max(1, ...history.map(([, , wrong]) => Math.min(wrong, 4)));
   const x = (count) => LEFT + ((right - LEFT) * count) / total;
-  const y = (distance) => BOTTOM - ((BOTTOM - TOP) * Math.min(distance, highest)) / highest;
+  const y = (distance) => bottom - ((bottom - TOP) * Math.min(distance, highest)) / highest;
   const parts = [];
   for (const level of [0, highest / 2, highest]) {
     parts.push(node("line", { class: "axis", x1: LEFT, x2: right, y1: y(level), y2: y(level) }));
@@ -27,7 +26,7 @@ export function drawChart(svg, history, total, unit) {
       Number(level.toFixed(1))));
   }
   for (const count of [0, total / 2, total]) {
-    parts.push(node("text", { x: x(count), y: BOTTOM + 18,
+    parts.push(node("text", { x: x(count), y: bottom + 18,
       "text-anchor": count === 0 ? "start" : count === total ? "end" : "middle" },
       count === total ? `${count} ${unit}` : count));
   }
@@ -39,7 +38,7 @@ export function drawChart(svg, history, total, unit) {
       const late = last[0] > 0.6 * total;
       const below = place === 1 && last[1] <= last[2];
       parts.push(node("text", { class: `${name}-text`, x: x(last[0]) + (late ? -8 : 8),
-        y: Math.min(BOTTOM - 4, Math.max(TOP + 8, y(last[place]) + (below ? 16 : -8))),
+        y: Math.min(bottom - 4, Math.max(TOP + 8, y(last[place]) + (below ? 16 : -8))),
         "text-anchor": late ? "end" : "start" }, `${label}: ${format(last[place])}`));
     }
   }

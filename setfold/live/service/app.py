@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
@@ -120,9 +121,16 @@ class Service:
     async def delete(self, request: Request) -> Response:
         """Delete a set completely: from all models and buckets, and from the files of the store."""
         names = reads.ids_in_path(request.scope["raw_path"], SETS)
-        elements = await self.threads.run(self.sets.delete, names)
-        self.changes.tell("deleted", [_shown(name) for name in names])
-        return JsonResponse({"elements": elements})
+        told = [_shown(name) for name in names]
+        loop = asyncio.get_running_loop()
+
+        def delete_and_tell() -> int:
+            try:
+                return self.sets.delete(names)
+            finally:  # an error may come after the deletion, and so may the time limit
+                loop.call_soon_threadsafe(self.changes.tell, "deleted", told)
+
+        return JsonResponse({"elements": await self.threads.run(delete_and_tell)})
 
     async def listen(self) -> Any:
         """Tell which sets change, as server-sent events, from now on."""

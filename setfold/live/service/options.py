@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 import os
 import socket
 from dataclasses import dataclass, field
@@ -43,8 +44,8 @@ class ServiceOptions:
     def __post_init__(self) -> None:
         for name in ("max_body", "max_bodies", "max_updates", "timeout", "max_listeners"):
             value = getattr(self, name)
-            if not value > 0:
-                raise InputError(f"{name} must be positive; got {value!r}.")
+            if not 0 < value < math.inf:
+                raise InputError(f"{name} must be positive and finite; got {value!r}.")
         if self.max_bodies < self.max_body:
             raise InputError(
                 f"max_bodies must be at least max_body; got {self.max_bodies} and {self.max_body}."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import unquote_to_bytes
 
 import orjson
 import pyarrow as pa
@@ -24,8 +24,14 @@ def ids_in_path(raw: bytes, prefix: str) -> list[Any]:
 
     >>> ids_in_path(b"/v1/sets/a%2Fb", "/v1/sets/"), ids_in_path(b"/v1/sets/12/7", "/v1/sets/")
     (['a/b'], [('12', '7')])
+
+    Raises:
+        InputError: It is not UTF-8.
     """
-    parts = tuple(unquote(part) for part in raw.decode("ascii").removeprefix(prefix).split("/"))
+    try:
+        parts = tuple(unquote_to_bytes(part).decode() for part in raw[len(prefix) :].split(b"/"))
+    except UnicodeDecodeError as error:
+        raise InputError(f"the set id in the path is not UTF-8: {error}.") from error
     return [parts[0] if len(parts) == 1 else parts]
 
 

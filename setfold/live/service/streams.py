@@ -31,27 +31,39 @@ def read_stream(body: bytes) -> pa.RecordBatch:
     1
     """
     try:
-        messages = pa.ipc.MessageReader.open_stream(pa.py_buffer(body))
-        schema = pa.ipc.read_schema(messages.read_next_message())
-        _check_types(schema)
-        batches = []
-        for message in messages:
-            if message.type != "record batch" or _is_compressed(message.metadata.to_pybytes()):
-                raise InputError(
-                    "the Arrow stream is compressed or has dictionaries. Write it plain."
-                )
-            batch = pa.ipc.read_record_batch(message, schema)
-            batch.validate(full=True)
-            batches.append(batch)
-    except (pa.ArrowException, OSError, StopIteration, struct.error, ValueError) as error:
+        schema, batches = _read(pa.BufferReader(body))
+    except (pa.ArrowException, OSError, struct.error, IndexError, ValueError) as error:
         if isinstance(error, InputError):
             raise
-        reason = str(error) or "it is empty"
-        raise InputError(f"the body is not an Arrow stream: {reason:.200}.") from error
+        raise InputError(f"the body is not an Arrow stream: {error!s:.200}.") from error
     rows = pa.Table.from_batches(batches, schema).combine_chunks().to_batches()
     if not rows:
         raise InputError("the Arrow stream has no rows.")
     return rows[0]
+
+
+def _read(source: pa.BufferReader) -> tuple[pa.Schema, list[pa.RecordBatch]]:
+    """Return the schema of a stream, and its batches up to the mark of its end."""
+    messages = pa.ipc.MessageReader.open_stream(source)
+    first = next(messages, None)
+    if first is None:
+        raise ValueError("it is empty")
+    if first.type != "schema":  # Arrow would read any other message as one, and crash
+        raise ValueError(f"it begins with a message of type {first.type}")
+    schema, batches, end = pa.ipc.read_schema(first), [], source.tell()
+    _check_types(schema)
+    for message in messages:
+        if message.type != "record batch" or _is_compressed(message.metadata.to_pybytes()):
+            raise InputError("the Arrow stream is compressed or has dictionaries. Write it plain.")
+        batch = pa.ipc.read_record_batch(message, schema)
+        batch.validate(full=True)
+        batches.append(batch)
+        end = source.tell()
+    if source.tell() == end:
+        raise ValueError("its end is missing. Close the writer before you send it")
+    if source.tell() < source.size():
+        raise ValueError("bytes follow its end. Send each stream as a batch of its own")
+    return schema, batches
 
 
 def _check_types(schema: pa.Schema) -> None:

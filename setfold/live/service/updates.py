@@ -136,7 +136,8 @@ def _columns_of(found: Mapping[str, Any]) -> Columns:
     set_, features, time = (found.get(name) for name in ("set", "features", "time"))
     if not isinstance(time, str | None):
         raise InputError(f"time must be the name of a column; got {time!r:.80}.")
-    return Columns(_checked("set", set_), features and _checked("features", features), time)
+    given = None if features is None else _checked("features", features)
+    return Columns(_checked("set", set_), given, time)
 
 
 def _checked(name: str, given: object) -> Names:

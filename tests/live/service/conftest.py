@@ -39,9 +39,15 @@ def client_of(sets, raise_errors=True, **options):
 
 
 @pytest.fixture
-def sets(tmp_path):
-    with new_store(tmp_path, dtype="float64") as made:
+def sets(request, tmp_path):
+    """A store in a file; tests that are marked with `on_both` run in PostgreSQL, too."""
+    in_file = getattr(request, "param", "sqlite") == "sqlite"
+    url = tmp_path / "live.db" if in_file else request.getfixturevalue("server").url()
+    with live.create(url, setfold.Pool(2, "mean"), dtype="float64") as made:
         yield made
+
+
+on_both = pytest.mark.parametrize("sets", ["sqlite", "postgres"], indirect=True)
 
 
 @pytest.fixture

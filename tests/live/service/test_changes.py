@@ -8,9 +8,10 @@ import json
 
 import pytest
 
+from setfold.errors import StoreError
 from setfold.live.service.changes import EVENTS, Changes
 from setfold.live.service.metrics import Metrics
-from tests.live.service.conftest import body, served
+from tests.live.service.conftest import body, on_both, served
 from tests.live.service.test_limits import post, wait_for
 
 
@@ -40,6 +41,7 @@ def listening(sets):
         connection.close()
 
 
+@on_both
 def test_changes_and_deletions_are_told(listening, sets):
     take, port, _ = listening
     post(port, body(1, [("bob", 1, 2), ("ann", 1, 2), ("bob", 3, 4)]))
@@ -49,6 +51,22 @@ def test_changes_and_deletions_are_told(listening, sets):
     connection.request("DELETE", "/v1/sets/ann")
     assert connection.getresponse().status == 200
     connection.close()
+    assert take() == ("deleted", {"sets": ["ann"]})
+
+
+def test_a_deletion_that_cannot_be_erased_yet_is_told(listening, sets, monkeypatch):
+    def fail():
+        raise StoreError("the rows are deleted, but others read them.")
+
+    take, port, _ = listening
+    post(port, body(1, [("ann", 1, 2)]))
+    assert take() == ("changed", {"sets": ["ann"]})
+    monkeypatch.setattr(sets.database, "erase", fail)
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    connection.request("DELETE", "/v1/sets/ann")
+    assert connection.getresponse().status == 503
+    connection.close()
+    assert sets.count(["ann"]) == [0]
     assert take() == ("deleted", {"sets": ["ann"]})
 
 

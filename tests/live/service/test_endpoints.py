@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 import setfold
 from setfold import live
 from setfold.live.service import make_app
-from tests.live.service.conftest import HERE, body, client_of, new_store
+from tests.live.service.conftest import HERE, body, client_of, new_store, on_both
 
 ARROW = "application/vnd.apache.arrow.stream"
 ROWS = [("ann", 1, 2), ("bob", 3, 4.5), ("ann", 2, 0)]
@@ -42,6 +42,7 @@ def send_arrow(client, number, table, **more):
 # ---- updates -----------------------------------------------------------------------------------
 
 
+@on_both
 def test_an_update_counts_once(client, sets):
     first = client.post("/v1/updates", json=body(1, ROWS))
     assert first.status_code == 200
@@ -59,6 +60,7 @@ def test_in_json_the_order_of_keys_and_the_form_of_numbers_do_not_matter(client)
     assert again.json()["status"] == "duplicate"
 
 
+@on_both
 def test_rows_as_arrow_are_those_of_json_and_of_the_library(client, sets):
     floats = [(user, float(x), float(y)) for user, x, y in ROWS]
     assert send_arrow(client, 1, table_of(floats)).json()["rows"] == 3
@@ -135,6 +137,7 @@ def reading_model():
 
 
 @pytest.mark.parametrize("name", ["ann", "a/b", "ä b?&#%", "..", "a+b", "\U0001f600"])
+@on_both
 def test_any_text_is_a_set_id(client, name):
     client.post("/v1/updates", json=body(1, [(name, 1, 2)]))
     path = f"/v1/sets/{quote(name, safe='')}"
@@ -160,6 +163,7 @@ def test_set_ids_are_integers_or_have_several_columns(tmp_path):
         assert stream["set_0"].to_pylist() == [1, 2]
 
 
+@on_both
 def test_a_set_that_is_not_there_is_empty(client, sets):
     assert client.get("/v1/sets/nobody").json() == {
         "set": "nobody",
@@ -168,6 +172,7 @@ def test_a_set_that_is_not_there_is_empty(client, sets):
     }
 
 
+@on_both
 def test_many_sets_as_json_and_as_arrow(client, sets):
     client.post("/v1/updates", json=body(1, ROWS))
     asked = {"sets": ["bob", "nobody", "ann", "bob"]}
@@ -185,6 +190,7 @@ def test_many_sets_as_json_and_as_arrow(client, sets):
     assert client.post("/v1/read", json={"sets": []}).json()["encodings"] == []
 
 
+@on_both
 def test_all_sets_come_sorted(client, sets):
     rows = [(f"user {number:04}", number, 1) for number in range(3000)]
     client.post("/v1/updates", json=body(1, rows[::-1]))
@@ -216,6 +222,7 @@ def test_the_head_predicts(tmp_path):
     )
 
 
+@on_both
 def test_a_deleted_set_is_gone(client, sets):
     client.post("/v1/updates", json=body(1, ROWS))
     assert client.delete("/v1/sets/ann").json() == {"elements": 2}

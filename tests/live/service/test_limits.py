@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import socket
-import sqlite3
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,8 +12,9 @@ from contextlib import contextmanager
 
 import pytest
 
+from setfold import live
 from setfold.live.service import server, threads
-from tests.live.service.conftest import body, client_of, served
+from tests.live.service.conftest import body, client_of, on_both, served
 
 ROWS = [("ann", 1, 2)]
 AS_JSON = {"Content-Type": "application/json"}
@@ -41,13 +41,8 @@ def connect(port):
 @contextmanager
 def locked(sets):
     """The store, while another process writes to it."""
-    other = sqlite3.connect(sets.database.path, isolation_level=None)
-    other.execute("BEGIN IMMEDIATE")
-    try:
+    with live.open(sets.database.url) as other, other.database.writing(alone=True):
         yield
-    finally:
-        other.execute("ROLLBACK")
-        other.close()
 
 
 def wait_for(true, seconds=30.0):
@@ -231,6 +226,7 @@ def test_connections_have_a_limit(sets, monkeypatch):
             one.close()
 
 
+@on_both
 def test_concurrent_updates_share_transactions_and_count_once(sets):
     """Twice each, at the same time."""
     with served(sets) as (port, running):

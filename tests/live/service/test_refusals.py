@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import random
+import socket
+from contextlib import suppress
+
 import pyarrow as pa
 import pytest
 
 from setfold.errors import InputError, StoreError
 from setfold.live.service import ServiceOptions
 from setfold.live.service.options import check_host, read_token
-from tests.live.service.conftest import body, client_of, commanded, new_store
+from setfold.live.service.streams import read_stream
+from tests.live.service.conftest import body, client_of, commanded, new_store, on_both, served
 from tests.live.service.test_endpoints import ARROW, ROWS, arrow, send_arrow, table_of
+from tests.live.service.test_limits import post
 
 TOKEN = "0123456789abcdef-secret"
 BAD = {
@@ -27,6 +33,14 @@ BAD = {
     "a set that is none": (b'{"batch":["a",1],"set":3,"rows":[{"u":"a","x":1}]}', "set must be"),
     "features that are none": (
         b'{"batch":["a",1],"set":"u","features":{"x":1},"rows":[{"u":"a","x":1}]}',
+        "features must be",
+    ),
+    "no features": (
+        b'{"batch":["a",1],"set":"u","features":[],"rows":[{"u":"a","x":1,"y":1}]}',
+        "features must be",
+    ),
+    "features that are false": (
+        b'{"batch":["a",1],"set":"u","features":false,"rows":[{"u":"a","x":1,"y":1}]}',
         "features must be",
     ),
     "a time that is none": (
@@ -100,6 +114,7 @@ def test_bad_json_is_refused_with_the_reason(client, sets, name):
     assert sets.count(["a"]) == [0]
 
 
+@on_both
 def test_a_batch_with_other_rows_is_a_conflict(client, sets):
     client.post("/v1/updates", json=body(1, ROWS))
     answer = client.post("/v1/updates", json=body(1, ROWS[:1]))
@@ -108,6 +123,7 @@ def test_a_batch_with_other_rows_is_a_conflict(client, sets):
     assert sets.count(["ann"]) == [2]
 
 
+@on_both
 def test_bad_requests_do_not_affect_those_of_the_same_group(sets):
     """Ten at once, a bad one among them."""
     from concurrent.futures import ThreadPoolExecutor
@@ -148,6 +164,8 @@ def test_other_media_types_are_refused(client, kind, content):
         (b"", "it is empty"),
         (b"no stream", "not an Arrow stream"),
         (arrow(table_of(ROWS))[:300], "not an Arrow stream"),
+        (arrow(table_of(ROWS))[:-8], "end is missing"),
+        (arrow(table_of(ROWS)) + arrow(table_of(ROWS)), "bytes follow its end"),
         (arrow(table_of(ROWS[:2]), compression="zstd"), "compressed"),
         (arrow(table_of(ROWS[:2]), compression="lz4"), "compressed"),
         (arrow(pa.table({"user": ["a"], "x": pa.array(["a"]).dictionary_encode()})), "dictionary"),
@@ -178,6 +196,17 @@ def test_offsets_that_point_outside_are_refused(client):
     assert answer.status_code == 422
 
 
+def test_streams_with_changed_bytes_are_refused_or_read():
+    """Arrow itself crashes at some of them, such as a first message that is no schema."""
+    generator = random.Random(0)
+    for _ in range(3000):
+        content = bytearray(arrow(table_of(ROWS)))
+        for _ in range(generator.randint(1, 4)):
+            content[generator.randrange(len(content))] = generator.choice([0, 1, 2, 4, 127, 255])
+        with suppress(InputError):
+            read_stream(bytes(content))
+
+
 def test_a_query_that_is_wrong_is_refused(client):
     for more in ({"sets": "user"}, {"batch": "a"}, {"time": ["a", "b"]}, {"set": ""}):
         answer = send_arrow(client, 1, table_of(ROWS[:2]), **more)
@@ -193,6 +222,22 @@ def test_bad_reads_are_refused(client, content):
     client.post("/v1/updates", json=body(1, ROWS))
     answer = client.post("/v1/read", content=content, headers={"Content-Type": "application/json"})
     assert answer.status_code == 422, answer.text
+
+
+@pytest.mark.parametrize("path", [b"/v1/sets/%ff", b"/v1/sets/%ed%a0%80", b"/v1/sets/\xff"])
+def test_set_ids_that_are_not_utf8_are_refused(sets, path):
+    """Otherwise one would read, and delete, the set of another id."""
+    with served(sets) as (port, _):
+        post(port, body(1, [("\ufffd", 1, 2)]))
+        for method in (b"GET", b"DELETE"):
+            with socket.create_connection(("127.0.0.1", port)) as raw:
+                raw.sendall(
+                    method + b" " + path + b" HTTP/1.1\r\nHost: localhost\r\n"
+                    b"Connection: close\r\n\r\n"
+                )
+                answer = b"".join(iter(lambda raw=raw: raw.recv(4096), b""))
+            assert answer.split()[1] in (b"400", b"422"), answer
+    assert sets.count(["\ufffd"]) == [1]
 
 
 def test_other_paths_and_methods(client):
@@ -305,7 +350,8 @@ def test_without_a_token_other_machines_are_refused(host):
 
 
 def test_options_that_make_no_sense_are_refused():
-    for wrong in ({"max_body": 0}, {"timeout": -1}, {"max_updates": 0}, {"max_bodies": 1}):
+    finite = ({"timeout": -1}, {"timeout": float("inf")}, {"timeout": float("nan")})
+    for wrong in ({"max_body": 0}, *finite, {"max_updates": 0}, {"max_bodies": 1}):
         with pytest.raises(InputError):
             ServiceOptions(**wrong)
 

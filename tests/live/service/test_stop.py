@@ -12,6 +12,7 @@ import time
 
 import pytest
 
+import setfold
 from setfold import live
 from setfold.cli import main
 from tests.live.service.conftest import body, commanded, new_store
@@ -41,10 +42,10 @@ def send_until_refused(address, client, acknowledged):
 
 @pytest.mark.long
 @pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_what_was_acknowledged_is_in_the_store(tmp_path, sign):
-    new_store(tmp_path).close()
+def test_what_was_acknowledged_is_in_the_store(url, sign):
+    live.create(url, setfold.Pool(2, "mean")).close()
     acknowledged = []
-    with commanded(tmp_path / "live.db") as (process, address):
+    with commanded(url) as (process, address):
         senders = [
             threading.Thread(target=send_until_refused, args=(address, number, acknowledged))
             for number in range(CLIENTS)
@@ -58,7 +59,7 @@ def test_what_was_acknowledged_is_in_the_store(tmp_path, sign):
             sender.join()
         assert process.stderr.read() == ""
     assert {status for *_, status in acknowledged} == {"applied"}
-    with live.open(tmp_path / "live.db") as sets:
+    with live.open(url) as sets:
         counts = sets.count([f"user {number}" for number in range(CLIENTS)])
         with sets.database.reading() as view:
             keys = {key for (key,) in view.run("SELECT key FROM batches")}
@@ -115,6 +116,8 @@ def test_the_command_says_what_is_wrong(tmp_path, capsys, monkeypatch):
         ((tmp_path / "live.db", "--host", "0.0.0.0"), "only for this machine"),
         ((tmp_path / "live.db", "--token-file", tmp_path / "none"), "cannot be read"),
         ((tmp_path / "live.db", "--max-body", "much"), "much"),
+        ((tmp_path / "live.db", "--port", "-1"), "greater than or equal to 0"),
+        ((tmp_path / "live.db", "--timeout", "inf"), "less than or equal to 86400"),
     ):
         monkeypatch.setattr(sys, "argv", ["setfold", "live", "serve", *map(str, arguments)])
         with pytest.raises(SystemExit) as ended:
