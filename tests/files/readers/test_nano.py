@@ -188,5 +188,5 @@ def test_train_evaluate_and_weigh(nano: Path) -> None:
     owners = np.repeat(np.arange(NUM), ak.num(data["Jet"]).to_numpy())
     assert found["row"].to_pylist() == owners.tolist()
     np.testing.assert_array_equal(np.stack(found["PV"].to_pylist()), data["PV"][owners])
-    with pytest.raises(setfold.InputError, match="differ in length"):
+    with pytest.raises(setfold.InputError, match="are of 2 collections"):
         setfold.weigh_sets(loaded, nano, out, set=EVENT, keep=["Muon_pt"], overwrite=True)
