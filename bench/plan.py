@@ -238,7 +238,7 @@ class Bounds:
     files_linear: float = 2.2
     files_flat: float = 1.1
     frames: float = 1.5
-    groups: float = 1.1
+    groups: float = 1.0
     groups_memory: float = 1.5
     live_raw: float = 0.5  # of the throughput of raw upserts
     live_kept: float = 1.5
