@@ -86,7 +86,7 @@ class SetAggregation(Aggregation):
 
         Raises:
             InputError: shapes, dtypes, devices or the index do not fit.
-            NonFiniteError: an element is NaN or infinite, or the encoding overflows.
+            NonFiniteError: an element is NaN or infinite, or layers of the encoder overflow.
         """
         axis = dim % x.dim()
         if axis == x.dim() - 1:
