@@ -86,7 +86,7 @@ class SetAggregation(Aggregation):
 
         Raises:
             InputError: shapes, dtypes, devices or the index do not fit.
-            NonFiniteError: an element is NaN or infinite, or the encoding overflows.
+            NonFiniteError: an element is NaN or infinite, or layers of the encoder overflow.
         """
         axis = dim % x.dim()
         if axis == x.dim() - 1:
@@ -117,11 +117,15 @@ class SetAggregation(Aggregation):
 
 def _groups(rows: Tensor, index: Tensor | None, ptr: Tensor | None) -> Tensor:
     """The group of each row (n, ...), as PyG understands its arguments: (n,)."""
+    for name, given in (("index", index), ("ptr", ptr)):
+        if given is not None and (given.is_floating_point() or given.dtype == torch.bool):
+            raise InputError(f"{name} must be integers, as torch.long; got {given.dtype}.")
     if index is not None:
         return index.long()
     if ptr is None:
         return torch.zeros(len(rows), dtype=torch.long, device=rows.device)
-    if int(ptr[0]) != 0 or int(ptr[-1]) != len(rows) or bool((ptr.diff() < 0).any()):
+    ends = [*ptr[:1].tolist(), *ptr[-1:].tolist()]
+    if ends != [0, len(rows)] or bool((ptr.diff() < 0).any()):
         raise InputError(
             f"ptr must ascend from 0 to {len(rows)}, the number of rows; got {ptr.tolist()}."
         )

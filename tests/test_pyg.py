@@ -118,6 +118,10 @@ def test_autocast_may_round_the_rows():
         (((16, 4), INDEX, None, 4, 0), "index must be in 0..3 for 4 sets; found 5"),
         (((16, 4), None, torch.tensor([0, 9, 15]), None, 0), "from 0 to 16"),
         (((16, 4), None, torch.tensor([0, 9, 3, 16]), None, 0), "from 0 to 16"),
+        (((16, 4), None, torch.tensor([], dtype=torch.long), None, 0), "from 0 to 16"),
+        (((16, 4), None, torch.tensor([0.0, 16.0]), None, 0), "ptr must be integers"),
+        (((16, 4), INDEX + 0.5, None, None, 0), "index must be integers"),
+        (((16, 4), INDEX > 2, None, None, 0), "index must be integers"),
     ],
 )
 def test_what_does_not_fit_raises(arguments, message):

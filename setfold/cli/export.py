@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -46,23 +47,28 @@ def export(
     """Write a model as graphs: forward, update, update_rows, merge and readout.
 
     Sets can then be folded without setfold, and with ONNX without torch. export.json in each folder
-    says what the graphs take and return, and what could not be exported and why.
+    says what the graphs take and return, and what could not be exported and why. With several
+    folders, --json prints a list.
     """
-    folders = {"onnx": onnx, "torch": torch, "aoti": aoti}
-    if not any(folders.values()):
+    given = {"onnx": onnx, "torch": torch, "aoti": aoti}
+    folders = {format: folder for format, folder in given.items() if folder is not None}
+    if not folders:
         raise typer.BadParameter("expected a folder: --onnx, --torch or --aoti.")
+    if len({folder.resolve() for folder in folders.values()}) < len(folders):
+        raise typer.BadParameter("expected a folder of its own for each format.")
     shape = None if dim_in is None else _shape(dim_in)
     encoder = load_model(model, allow or [])
     import setfold
 
+    written = []
     for format, folder in folders.items():
-        if folder is not None:
-            found = setfold.export(encoder, folder, format, dim_in=shape, overwrite=overwrite)
-            facts = asdict(found)
-            if not as_json:
-                reasons = facts.pop("missing")
-                facts |= {f"no_{name}": reason for name, reason in reasons.items()}
-            print_facts(facts, as_json)
+        found = setfold.export(encoder, folder, format, dim_in=shape, overwrite=overwrite)
+        written.append(asdict(found))
+        if not as_json:
+            reasons = {f"no_{name}": reason for name, reason in found.missing.items()}
+            print_facts(asdict(found) | {"missing": None} | reasons, as_json)
+    if as_json:
+        typer.echo(json.dumps(written if len(written) > 1 else written[0], indent=2))
 
 
 def _shape(text: str) -> list[int]:

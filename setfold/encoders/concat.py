@@ -8,12 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from setfold.core.absorb import (
-    Arrivals,
-    absorb_for_gradients,
-    absorb_ragged,
-    featurize_rows,
-)
+from setfold.core.absorb import Arrivals, absorb_for_gradients, absorb_ragged
 from setfold.core.begin import recognize
 from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.readout import Count
@@ -115,11 +110,16 @@ class Concat(StreamingSetEncoder):
     def absorb_ragged(
         self, elements: Tensor, index: Tensor, batch_size: int, prepared: dict[str, Any]
     ) -> Arrivals | None:
-        """All sets at once, if all parts can; otherwise by length."""
+        """All sets at once, if all parts can; otherwise by length.
+
+        By length, too, if a part has features: a replay, which has a graph, computes them by
+        length, and would draw other random numbers.
+        """
+        if self.has_features:
+            return None
         found = []
         for name, part in self.parts.items():
-            rows = featurize_rows(part, elements)
-            arrived = absorb_ragged(part, rows, index, batch_size, prepared[name])
+            arrived = absorb_ragged(part, elements, index, batch_size, prepared[name])
             sets, own = (elements, None) if arrived is None else next(arrived)
             if own is None or sets is not None:
                 return None

@@ -23,12 +23,14 @@ def check_replaceable(folder: Path, *, overwrite: bool) -> None:
 
     Raises:
         FileError: The folder around it does not exist.
-        InputError: There is something else, or an export that must not be replaced.
+        InputError: There is something else, an export that must not be replaced, or this process.
     """
     if not folder.parent.is_dir():
         raise FileError(
             f"cannot write {folder}: the folder {folder.parent} does not exist. Create it first."
         )
+    if folder.exists() and folder.samefile("."):  # whoever is in it would stay in the old one
+        raise InputError(f"{folder} is the current folder. Choose another one, such as ./exported.")
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
     if not is_export(folder):

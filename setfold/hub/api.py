@@ -26,6 +26,7 @@ from typing import Any
 from torch import nn
 
 from setfold.core.models import load, save
+from setfold.core.persist import write_atomically
 from setfold.core.structure import describe
 from setfold.errors import FileError, InputError
 from setfold.hub.card import REPORT_KEYS, Card, card_of
@@ -69,7 +70,8 @@ def save_pretrained(
 
     Raises:
         DescriptionError: The model cannot be rebuilt from its constructor arguments.
-        InputError: The width of the elements is unknown, or the report is not one.
+        InputError: The width of the elements is unknown, the report is not one, or it would be
+            replaced by the one without examples.
 
     >>> import setfold, tempfile
     >>> encoder = setfold.Pool(3, "mean")
@@ -115,30 +117,55 @@ def push_to_hub(
         return _Pretrained(model, repo_id, report, dim_in, license).push_to_hub(repo_id, **options)
 
 
-def from_pretrained(name: str | Path, *, allow: Iterable[str] = (), **options: Any) -> nn.Module:
+def from_pretrained(
+    name: str | Path,
+    *,
+    allow: Iterable[str] = (),
+    revision: str | None = None,
+    cache_dir: str | Path | None = None,
+    force_download: bool = False,
+    local_files_only: bool = False,
+    token: str | bool | None = None,
+) -> nn.Module:
     """Load a model from a folder, or from a repository of the Hub, in evaluation mode.
 
     Args:
         name: A folder that `save_pretrained` wrote, or a repository such as "user/name".
         allow: Import paths of classes outside setfold and torch.nn, as for `setfold.load`. Loading
             imports these modules and calls the classes with arguments from the file.
-        options: Those of `huggingface_hub.ModelHubMixin.from_pretrained`, such as revision (a
-            branch, tag or commit), cache_dir, local_files_only and token.
+        revision: A branch, a tag or a commit of the repository.
+        cache_dir: The cache; by default that of huggingface_hub.
+        force_download: Whether to download the model even if it is in the cache.
+        local_files_only: Whether to use the cache without a connection.
+        token: Of the Hub; by default that of the login.
 
     Raises:
         FileError: There is no such repository, revision or file, it is not in the cache and the Hub
             cannot be reached, or the file is not a model of setfold.
+        InputError: It is neither a folder nor the name of a repository, or a folder with a revision.
         DescriptionError: The file contains a class that is not allowed.
     """
+    if Path(name).is_dir():
+        if revision is not None:
+            raise InputError(f"{name} is a folder, which has no revisions: leave revision out.")
+        return load(Path(name, MODEL), allow=allow)
     with _readable_errors(str(name)):
-        return _Pretrained.from_pretrained(name, allow=allow, **options).model
+        path = hf_hub_download(
+            str(name),
+            MODEL,
+            revision=revision,
+            cache_dir=cache_dir,
+            force_download=force_download,
+            local_files_only=local_files_only,
+            token=token,
+        )
+    return load(path, allow=allow)
 
 
 class _Pretrained(ModelHubMixin, library_name="setfold", tags=["setfold", "set-encoder"]):
     """A model as the Hub's mixin sees it, so that encoders need no base class of another package.
 
-    The mixin passes entries of config.json that have the name of an argument of the constructor to
-    `_from_pretrained`, which ignores them. `allow` is none of them, and always comes from the caller.
+    Loading does without the mixin, which reads config.json.
 
     Args:
         model: The model.
@@ -158,31 +185,28 @@ class _Pretrained(ModelHubMixin, library_name="setfold", tags=["setfold", "set-e
     ) -> None:
         self.model, self.name, self.dim_in, self.license = model, name, dim_in, license
         self.facts = None if report is None else _read_report(Path(report))
+        self.report = report
 
     def _save_pretrained(self, save_directory: Path) -> None:
+        own = self.report is not None and Path(self.report).resolve()
+        if own == (save_directory / REPORT).resolve() and EXAMPLES in (self.facts or {}):
+            raise InputError(
+                f"{self.report} would be replaced by a report without its examples of sets. Choose "
+                "another folder, or rename the report."
+            )
         self.card: Card = card_of(self.model, self.name, self.dim_in, self.facts)
         save(self.model, save_directory / MODEL)
         config = {"library_name": "setfold", "model": describe(self.model)}
-        (save_directory / CONFIG).write_text(json.dumps(config, indent=2))
+        write_atomically(save_directory / CONFIG, json.dumps(config, indent=2).encode())
         if self.facts is not None:
             shown = {name: value for name, value in self.facts.items() if name != EXAMPLES}
-            (save_directory / REPORT).write_text(json.dumps(shown, indent=2))
+            write_atomically(save_directory / REPORT, json.dumps(shown, indent=2).encode())
 
     def generate_model_card(self, *args: Any, **kwargs: Any) -> ModelCard:
         """Return the card, without the template of the mixin, which needs Jinja."""
         known = self._hub_mixin_info.model_card_data.to_dict()
         data = ModelCardData(**known, license=self.license)
         return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{self.card}")
-
-    @classmethod
-    def _from_pretrained(
-        cls, *, model_id: str, allow: Iterable[str] = (), **options: Any
-    ) -> _Pretrained:
-        if Path(model_id).is_dir():
-            return cls(load(Path(model_id, MODEL), allow=allow))
-        known = ("revision", "cache_dir", "force_download", "local_files_only", "token")
-        chosen = {name: options[name] for name in known}
-        return cls(load(hf_hub_download(model_id, MODEL, **chosen), allow=allow))
 
 
 def _read_report(path: Path) -> dict[str, Any]:

@@ -221,6 +221,30 @@ def test_gradients_of_a_fold_are_those_of_the_parts(concat, gradient, form):
     assert_alike(gradients(found, wanted), gradients(expected, wanted))
 
 
+@pytest.mark.parametrize("gradient", ["exact", "unbiased", "autograd"])
+def test_a_replay_of_ragged_chunks_drops_the_same_features(gradient):
+    layer = nn.Linear(3, 5)
+    with torch.no_grad():
+        layer.weight.zero_()
+    deep = setfold.DeepSets(nn.Sequential(layer, nn.Dropout(0.5)), 5, "sum")
+    concat = setfold.Concat([setfold.Pool(3, "max"), deep]).train()
+    index = INDEX.repeat(10)
+    chunks = [(draw(70, 3).float(), index), (draw(70, 3).float(), index)]
+    found = setfold.fold(concat, chunks, batch_size=3, gradient=gradient, samples=2)[0, 3:]
+    (kept,) = torch.autograd.grad(found.sum(), layer.bias)
+    assert_close(kept * layer.bias, found)  # linear in the bias
+
+
+def test_features_of_ragged_chunks_are_computed_once():
+    rows = []
+    features = nn.Tanh()
+    features.register_forward_hook(lambda module, given, found: rows.append(len(found)))
+    parts = [setfold.DeepSets(features, 3, "max"), setfold.AttentionPool(3, 2, 4)]
+    with torch.no_grad():
+        setfold.Concat(parts)(draw(7, 3).float(), index=INDEX, batch_size=3)
+    assert sum(rows) == 7
+
+
 def test_exact_gradients_of_large_chunks_are_those_of_the_parts(concat):
     elements = draw(1, 10_000, 3)
     wanted = list(concat.parameters())

@@ -302,3 +302,8 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     assert run(path)[0] == 2
     code, said = run(path, "--torch", out, "--dim-in", "a")
     assert (code, "--dim-in as a number" in said.err) == (2, True)
+    code, said = run(path, "--torch", out, "--onnx", f"{out}/../programs", "--overwrite")
+    assert (code, "a folder of its own" in said.err) == (2, True)
+    assert json.loads((out / "export.json").read_text())["format"] == "torch"
+    code, said = run(path, "--torch", out, "--onnx", tmp_path / "graphs", "--overwrite", "--json")
+    assert [found["format"] for found in json.loads(said.out)] == ["onnx", "torch"]

@@ -143,6 +143,12 @@ def test_what_is_replaced(tmp_path, make, overwrite, error, message):
         check_replaceable(path, overwrite=overwrite)
 
 
+def test_the_current_folder_is_not_replaced(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(setfold.InputError, match="the current folder"):
+        check_replaceable(tmp_path, overwrite=True)
+
+
 def test_the_folder_around_it_must_exist(tmp_path):
     with pytest.raises(setfold.FileError, match="Create it first"):
         check_replaceable(tmp_path / "a" / "b", overwrite=False)

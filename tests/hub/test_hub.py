@@ -148,6 +148,22 @@ def test_examples_of_the_training_sets_are_not_published(trained: Path, tmp_path
     assert published == {name: value for name, value in facts.items() if name != "influence"}
 
 
+def test_a_report_does_not_lose_its_examples(trained: Path, tmp_path: Path) -> None:
+    """Nor does a link in the folder lead to a file that is written to."""
+    model, report = setfold.load(trained / "model.safetensors"), tmp_path / "report.json"
+    shutil.copy(trained / "model.json", report)
+    with pytest.raises(setfold.InputError, match="without its examples"):
+        save_pretrained(model, tmp_path, report=report)
+    assert report.read_bytes() == (trained / "model.json").read_bytes()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "report.json").symlink_to(tmp_path / "other")
+    (tmp_path / "other").write_text("mine")
+    for source in (report, tmp_path / "out" / "report.json"):  # the second has no examples
+        save_pretrained(model, tmp_path / "out", report=source)
+    assert "verdict" in json.loads((tmp_path / "out" / "report.json").read_text())
+    assert (tmp_path / "other").read_text() == "mine"
+
+
 def test_what_is_not_a_report_is_refused(tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text('{"verdict": 1}')
     for name in ("absent.json", "other.json"):
@@ -193,6 +209,22 @@ def test_push(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_revisions_without_a_connection(cache: Path, revision: str | None, width: int) -> None:
     model = from_pretrained(NAME, revision=revision, cache_dir=cache, local_files_only=True)
     assert model.dim_in == width
+
+
+@pytest.mark.parametrize("config", ["", "null", "[]", "[" * 100_000])
+def test_loading_does_not_read_the_config(config: str, cache: Path) -> None:
+    folder = cache / "models--someone--points" / "snapshots" / COMMITS["main"]
+    (folder / "config.json").write_text(config)
+    assert from_pretrained(NAME, cache_dir=cache, local_files_only=True).dim_in == 3
+    assert from_pretrained(folder).dim_in == 3
+
+
+def test_options_that_would_do_nothing_are_refused(tmp_path: Path) -> None:
+    save_pretrained(setfold.Pool(3), tmp_path)
+    with pytest.raises(setfold.InputError, match="no revisions"):
+        from_pretrained(tmp_path, revision="v1")
+    with pytest.raises(TypeError, match="revison"):
+        from_pretrained(tmp_path, revison="v1")  # type: ignore[call-arg]
 
 
 def test_what_is_not_in_the_cache(cache: Path) -> None:
