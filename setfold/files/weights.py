@@ -162,9 +162,9 @@ def weigh_sets(
 
     request = describe_request("weights", inputs, out, columns=columns.describe())
     execute(request, [states], prepare, select_engine(settings), {**settings, "overwrite": True})
-    plan = build_plan(encoder, inputs, columns, settings, without=[states])
-    check_unchanged(stamps, resolve_stamps(plan.inputs))
     try:
+        plan = build_plan(encoder, inputs, columns, settings, without=[states])
+        check_unchanged(stamps, resolve_stamps(plan.inputs))
         second = _SecondPass(plan.task, states, _check_inputs(plan, path, keep))
         if drawn is not None:
             second.check_one_set()
