@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -50,13 +51,14 @@ def read_labels(
         path: The table.
         target: The column with the labels.
         keys: The columns of the set ids; none if sets are files. A column of text then names them,
-            by path, name or name without suffix: the one that names most of them, and of several
-            the first. All columns of a CSV file may be text, so that 007 names 007.h5.
+            by path, name or name without suffix: the one that names most of them. All columns of a
+            CSV file may be text, so that 007 names 007.h5.
         group: A column with groups, or None.
         sets: The ids of the sets, if they are files.
 
     Raises:
-        InputError: A column is missing, a set has two labels, or a name is ambiguous.
+        InputError: A column is missing, a set has two labels, or a name or the column of names is
+            ambiguous.
     """
     with open_reader(Path(path)) as reader:
         others = [name for name in reader.schema.names if name != target]
@@ -292,8 +294,9 @@ def _as_files(
         short[full.name.split(".")[0]].append(file)
     folder = Path(path).resolve().parent
 
-    def candidates(name: str) -> list[str]:
-        if "\0" in name:  # no path has it
+    @cache
+    def candidates(name: str | None) -> list[str]:
+        if not name or "\0" in name:  # no path has it
             return []
         paths = (name, (folder / name).resolve().as_posix(), Path(name).resolve().as_posix())
         found = (exact.get(one) for one in paths)
@@ -301,12 +304,21 @@ def _as_files(
 
     def count(column: str) -> tuple[int, int]:
         """Return how many files a column names alone, and how many it may name."""
-        found = [candidates(name) for name in {*columns[column]} if name]
+        found = [candidates(name) for name in {*columns[column]}]
         alone = {files[0] for files in found if len(files) == 1}
         return len(alone), len({file for files in found for file in files})
 
+    counts = {column: count(column) for column in columns}
+    best = max(counts, key=lambda column: counts[column])
+    for other in columns if any(counts[best]) else ():
+        pairs = zip(columns[best], columns[other], strict=True)
+        if counts[other] == counts[best] and any(candidates(a) != candidates(b) for a, b in pairs):
+            raise InputError(
+                f"the columns {best!r} and {other!r} of {path} name the same files, in different "
+                "rows. Leave out the column that does not name the file of each row."
+            )
     found = list[str]()
-    for own in columns[max(columns, key=count)]:
+    for own in columns[best]:
         if own is None:
             raise InputError(f"{path} has a row without the name of a file.")
         files = candidates(own) or [own]

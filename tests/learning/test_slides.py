@@ -131,3 +131,19 @@ def test_a_name_in_two_folders(tmp_path):
     (tmp_path / "labels.csv").write_text("slide,label\na,0\na,1")
     with pytest.raises(setfold.InputError, match=r"'a' in .* may be /s/a\.h5 or /t/a\.h5"):
         read_labels(tmp_path / "labels.csv", "label", (), None, ["/s/a.h5", "/t/a.h5"])
+
+
+@pytest.mark.parametrize(
+    "first", [["0", "1", "2"], ["0.h5", "2.h5", "1.h5"]], ids=["index", "same"]
+)
+def test_two_columns_that_name_all_files(tmp_path, first):
+    """A number of each row may look like a name."""
+    slides, sets = ["0", "2", "1"], [f"/s/{number}.h5" for number in range(3)]
+    table = pa.table({"first": first, "slide": slides, "label": [0, 1, 2]})
+    pacsv.write_csv(table, tmp_path / "labels.csv")
+    if first[1] == "1":
+        with pytest.raises(setfold.InputError, match="columns 'first' and 'slide' of"):
+            read_labels(tmp_path / "labels.csv", "label", (), None, sets)
+    else:
+        found = read_labels(tmp_path / "labels.csv", "label", (), None, sets)
+        assert [found.values[name] for name in sets] == [0, 2, 1]
