@@ -7,16 +7,18 @@ on the size of the picture only.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, sqrt
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from setfold.core.persist import replace_durably
 from setfold.errors import InputError
+from setfold.files.columns import depth_of
 from setfold.files.inputs import open_reader
 from setfold.files.readers.reader import import_optional
 from setfold.preprocessing.columns import as_numbers, decoded
@@ -27,6 +29,7 @@ MAX_CELLS = 512  # along the longer side: no more than pixels, so that none is l
 MAX_SAMPLE = 1 << 16  # elements from which the distance of neighbours is estimated
 NEAR = 90  # percentile of the distances to the next element: most cells have one
 ROUNDING = 1e-6  # of a cell
+FAR = 1e300  # coordinates beyond are no place: distances overflow
 INCHES, LEAST, MOST, DPI = 7.0, 2.5, 14.0, 110  # width, and limits of the height
 BESIDE, ABOVE = 2.1, 1.0  # inches for the colour bar, and for title and labels
 
@@ -58,12 +61,12 @@ class _Extent:
         return side, rows, columns
 
 
-def check_picture(path: Path, columns: Sequence[str]) -> None:
+def check_picture(path: Path, columns: Mapping[str, pa.DataType]) -> None:
     """Raise InputError if no picture can be drawn.
 
     Args:
         path: The picture.
-        columns: The columns that are kept.
+        columns: The columns that are kept, and their types.
     """
     import_optional("matplotlib", "train")
     import_optional("scipy.spatial", "train")
@@ -74,6 +77,12 @@ def check_picture(path: Path, columns: Sequence[str]) -> None:
             f"a picture needs the columns x and y of each element; {missing[0]!r} is not kept. Pass "
             "--keep x,y, or a file of a slide with coords."
         )
+    for name in PLACE:
+        if depth_of(columns[name]) != 0:
+            raise InputError(
+                f"a picture needs numbers in the columns x and y; {name!r} is {columns[name]}. "
+                "Convert it."
+            )
 
 
 def draw_weights(path: Path, names: Sequence[str], title: str, out: Path) -> None:
@@ -103,10 +112,14 @@ def draw_weights(path: Path, names: Sequence[str], title: str, out: Path) -> Non
         extent.low[1],
     )
     figure = _panels(means, names, box, across)
-    figure.suptitle(f"{title}: weights of {extent.elements:,} elements")
+    heading = f"{title}: weights of {extent.elements:,} elements"
+    figure.suptitle(heading, parse_math=False)
     part = out.with_name(f".{out.name}.part")
-    figure.savefig(part, format="png", dpi=DPI)
-    replace_durably(part, out)
+    try:
+        figure.savefig(part, format="png", dpi=DPI)
+        replace_durably(part, out)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _read(path: Path, names: Sequence[str]) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
@@ -115,7 +128,7 @@ def _read(path: Path, names: Sequence[str]) -> Iterator[tuple[np.ndarray, list[n
         for batch in reader.read([*PLACE, *names], rows=BATCH_ROWS):
             numbers = [as_numbers(decoded(column)) for column in batch.columns]
             places = np.stack(numbers[:2], 1)
-            known = np.isfinite(places).all(1)
+            known = (np.abs(places) < FAR).all(1)  # NaN is not
             yield places[known], [weights[known] for weights in numbers[2:]]
 
 

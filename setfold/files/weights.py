@@ -7,7 +7,8 @@ set. So memory depends neither on the size of a set nor on the number of sets.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -30,7 +31,7 @@ from setfold.files.execute import Job, execute
 from setfold.files.heat_map import check_picture, draw_weights
 from setfold.files.ids import unpack
 from setfold.files.inputs import open_reader
-from setfold.files.outputs import ArrowSink, check_target
+from setfold.files.outputs import ArrowSink, CsvSink, check_target
 from setfold.files.passes import find_places
 from setfold.files.plan import Plan
 from setfold.files.readers.slides import (
@@ -58,10 +59,12 @@ from setfold.files.run import Output
 from setfold.files.states import Provenance
 from setfold.files.tables.arrow import combined
 from setfold.files.tables.table import StateTable
-from setfold.preprocessing.columns import elements_in
+from setfold.preprocessing.columns import decoded, elements_in
 
 STATE_BYTES = 1 << 24  # of states that are expanded at once, one for each row
 ROW, WEIGHT = "row", "weight"
+WEIGHTS = re.compile(rf"{WEIGHT}(_\d+)?")
+VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
 SUFFIXES = (".parquet", ".pq", ".arrow", ".feather", ".ipc", ".csv")
 
 
@@ -144,7 +147,7 @@ def weigh_sets(
         raise InputError("weights are for all rows; correct bad rows, or omit --on-error skip.")
     path, drawn = Path(out).resolve(), None if picture is None else Path(picture).resolve()
     _check_out(path, settings["overwrite"])
-    states = path.with_name(f".{path.name}.states.arrow")
+    states, part = (path.with_name(f".{path.name}.{end}") for end in ("states.arrow", "part"))
     columns = make_columns(set, features, explode, root)
     stamps: dict[str, list[int]] = {}
 
@@ -159,17 +162,19 @@ def weigh_sets(
 
     request = describe_request("weights", inputs, out, columns=columns.describe())
     execute(request, [states], prepare, select_engine(settings), {**settings, "overwrite": True})
-    plan = build_plan(encoder, inputs, columns, settings, without=[states])
-    check_unchanged(stamps, resolve_stamps(plan.inputs))
     try:
+        plan = build_plan(encoder, inputs, columns, settings, without=[states])
+        check_unchanged(stamps, resolve_stamps(plan.inputs))
         second = _SecondPass(plan.task, states, _check_inputs(plan, path, keep))
         if drawn is not None:
             second.check_one_set()
-        found = second.write(plan.shards, path)
+        found = second.write(plan.shards, part)
+        replace_durably(part, path)
         if drawn is not None:
             draw_weights(path, weight_names(found.vectors), second.title, drawn)
     finally:
         states.unlink()
+        part.unlink(missing_ok=True)
     return found
 
 
@@ -179,14 +184,13 @@ class _SecondPass:
     Args:
         task: How rows are read.
         states: The states of all sets.
-        keep: Columns to copy.
+        keep: Columns to copy, and the type of each in the output.
     """
 
-    def __init__(self, task: Task, states: Path, keep: Sequence[str]) -> None:
-        self.task, self.encoder, self.keep = task, task.encoder, list(keep)
+    def __init__(self, task: Task, states: Path, keep: Mapping[str, pa.DataType]) -> None:
+        self.task, self.encoder, self.keep = task, task.encoder, keep
         self.states = pa.ipc.open_file(pa.memory_map(str(states))).read_all()
         self.elements = self.vectors = 0
-        self.kept: list[str] = []
 
     @cached_property
     def ids(self) -> pa.Array:
@@ -211,14 +215,14 @@ class _SecondPass:
     @torch.no_grad()
     def write(self, shards: Sequence[Shard], path: Path) -> WeightSummary:
         """Write the weights of all rows."""
-        part, writer = path.with_name(f".{path.name}.part"), None
+        writer = None
         try:
             for shard in shards:
-                for batch, rows in self.task.read(shard, self.keep):
+                for batch, rows in self.task.read(shard, list(self.keep)):
                     if not len(rows.elements):
                         continue
                     table = self._table(batch, rows, shard)
-                    writer = writer or _open_writer(part, path.suffix, table.schema)
+                    writer = writer or _open_writer(path, table.schema)
                     writer.write_table(table)
                     self.elements += len(table)
             if writer is None:
@@ -226,11 +230,9 @@ class _SecondPass:
         finally:
             if writer is not None:
                 writer.close()
-        replace_durably(part, path)
         features = tuple(map(str, self.task.columns.features or ()))
-        return WeightSummary(
-            self.elements, len(self.states), self.vectors, features, tuple(self.kept)
-        )
+        kept = tuple(_types_of_parts(self.keep))
+        return WeightSummary(self.elements, len(self.states), self.vectors, features, kept)
 
     def _table(self, batch: pa.RecordBatch, rows: Rows, shard: Shard) -> pa.Table:
         sets = self.task.set_ids(rows, shard.input.name)
@@ -238,18 +240,15 @@ class _SecondPass:
         self.vectors = weights.shape[1]
         columns = _id_columns(sets, self.task.columns) | {ROW: pa.array(rows.numbers)}
         kept = rows.kept if rows.kept is not None else np.arange(len(rows.elements))
-        kinds = {field.name: field.type for field in batch.schema}
-        exploded = elements_in(kinds) if self.task.columns.explode else []
         copied: dict[str, pa.Array] = {}
-        for name in self.keep:
-            own = _kept(batch.column(name), kept, name in exploded)
-            for part, values in _parts(name, own).items():
-                if part in (*columns, *copied, WEIGHT):
-                    raise InputError(
-                        f"the output has a column {part!r} already. Omit it from --keep."
-                    )
-                copied[part] = values
-        self.kept = list(copied)
+        for name, kind in self.keep.items():
+            explode = _is_exploded(name, batch.schema, self.task.columns)
+            try:
+                copied |= _parts(name, _kept(batch.column(name), kept, explode, kind))
+            except pa.ArrowInvalid as error:  # an integer that is no float64
+                raise InputError(
+                    f"column {name!r} is {kind} in some inputs, but {error}."
+                ) from error
         found = map(pa.array, weights.T.contiguous().cpu().numpy())
         named = dict(zip(weight_names(self.vectors), found, strict=True))
         return pa.table(columns | copied | named)
@@ -294,22 +293,31 @@ def _id_columns(sets: pa.Array, columns: ColumnSpec) -> dict[str, pa.Array]:
     return dict(zip(names, unpack(plain, types), strict=True))
 
 
-def _kept(column: pa.Array, rows: np.ndarray, explode: bool) -> pa.Array:
+def _kept(column: pa.Array, rows: np.ndarray, explode: bool, kind: pa.DataType) -> pa.Array:
     """Return the values of a column for some elements, given the row of each."""
-    if not explode:
-        return column.take(pa.array(rows))
-    lengths = pc.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False)
-    if (lengths[rows] != np.bincount(rows, minlength=len(lengths))[rows]).any():
-        raise InputError(
-            "the lists to keep differ in length from those of the features. Omit them."
-        )
-    first = np.r_[True, rows[1:] != rows[:-1]]
-    within = np.arange(len(rows)) - np.maximum.accumulate(np.where(first, np.arange(len(rows)), 0))
-    starts = np.cumsum(lengths) - lengths
-    return column.flatten().take(pa.array(starts[rows] + within))
+    places = rows
+    if explode:
+        lengths = pc.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False)
+        if (lengths[rows] != np.bincount(rows, minlength=len(lengths))[rows]).any():
+            raise InputError(
+                "the lists to keep differ in length from those of the features. Omit them."
+            )
+        elements = np.arange(len(rows))
+        first = np.r_[True, rows[1:] != rows[:-1]]
+        within = elements - np.maximum.accumulate(np.where(first, elements, 0))
+        places, column = (np.cumsum(lengths) - lengths)[rows] + within, column.flatten()
+    return decoded(column).cast(kind).take(pa.array(places))
 
 
-def _open_writer(path: Path, suffix: str, schema: pa.Schema) -> Any:
+def _is_exploded(name: str, schema: pa.Schema, columns: ColumnSpec) -> bool:
+    """Whether the lists of a column to keep hold one value for each element of a row."""
+    kinds = {own: schema.field(own).type for own in (*columns.named, name)}
+    return columns.explode and name in elements_in(kinds)
+
+
+def _open_writer(path: Path, schema: pa.Schema) -> Any:
+    """Open a new file, whose format is the suffix before .part."""
+    suffix = path.with_suffix("").suffix
     if suffix == ".csv":
         return pacsv.CSVWriter(str(path), schema)
     if suffix in (".parquet", ".pq"):
@@ -325,11 +333,11 @@ def _check_out(path: Path, overwrite: bool) -> None:
         raise InputError(f"{path} exists. Choose another output, or replace it with --overwrite.")
 
 
-def _check_picture(path: Path, plan: Plan, kept: Sequence[str], overwrite: bool) -> None:
+def _check_picture(
+    path: Path, plan: Plan, kept: Mapping[str, pa.DataType], overwrite: bool
+) -> None:
     """Raise InputError if no picture can be drawn."""
-    with open_reader(plan.shards[0].input.path) as reader:
-        kinds = {name: reader.schema.field(name).type for name in kept}
-    check_picture(path, [part for name in kept for part in axes_of(name, kinds[name])])
+    check_picture(path, _types_of_parts(kept))
     check_target(path)
     if path.exists() and not overwrite:
         raise InputError(f"{path} exists. Choose another picture, or replace it with --overwrite.")
@@ -340,25 +348,86 @@ def _check_picture(path: Path, plan: Plan, kept: Sequence[str], overwrite: bool)
         )
 
 
-def _check_inputs(plan: Plan, path: Path, keep: Sequence[str] | None) -> Sequence[str]:
-    """Return the columns to keep.
+def _check_inputs(plan: Plan, path: Path, keep: Sequence[str] | None) -> dict[str, pa.DataType]:
+    """Return the columns to keep, and the type of each in the output.
 
     Raises:
-        InputError: The output is an input, or an input lacks a column to keep.
+        InputError: The output is an input, or cannot hold a column to keep, or an input lacks it.
         FileError: A column to keep is not stored completely.
     """
+    columns, kept = plan.task.columns, dict[str, pa.DataType]()
     for found in dict.fromkeys(shard.input.path for shard in plan.shards):
         if found.resolve() == path:
             raise InputError(f"{path} is an input and would be replaced. Choose another output.")
         with open_reader(found) as reader:
             names = reader.schema.names
             if keep is None:  # the first file decides
-                keep = [COORDINATES] if _is_slide(reader.schema, plan.task.columns) else []
+                keep = [COORDINATES] if _is_slide(reader.schema, columns) else []
             for name in keep:
                 if name not in names:
-                    raise InputError(f"{found} has no column {name!r} to keep; it has {names}.")
-            reader.check([*dict.fromkeys([*plan.task.columns.named, *keep])])
-    return keep or []
+                    raise InputError(
+                        f"{found} has no column {name!r} to keep; it has {names}. Name the columns "
+                        "to keep with --keep."
+                    )
+                kind = _type_to_keep(name, reader.schema, columns)
+                kept[name] = _common_type(name, kept.get(name, kind), kind, found)
+            reader.check([*dict.fromkeys([*columns.named, *keep])])
+    _check_columns(plan, kept, path)
+    return kept
+
+
+def _type_to_keep(name: str, schema: pa.Schema, columns: ColumnSpec) -> pa.DataType:
+    """Return the type of a column in the output, where values are not shared by a dictionary."""
+    kind = schema.field(name).type
+    if _is_exploded(name, schema, columns):
+        kind = kind.value_type
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return VIEWS.get(kind, kind)
+
+
+def _common_type(name: str, before: pa.DataType, kind: pa.DataType, path: Path) -> pa.DataType:
+    """Return the type for the values of a column in several files."""
+    schemas = [pa.schema([(name, own)]) for own in (before, kind)]
+    try:
+        return pa.unify_schemas(schemas, promote_options="permissive").field(name).type
+    except pa.ArrowException as error:
+        raise InputError(
+            f"column {name!r} of {path} is {kind}; in earlier inputs it is {before}. Convert it to "
+            "one type, or omit it from --keep."
+        ) from error
+
+
+def _types_of_parts(kept: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
+    """Return the columns that kept columns become, and their types."""
+    found: dict[str, pa.DataType] = {}
+    for name, kind in kept.items():
+        parts = axes_of(name, kind)
+        found |= dict.fromkeys(parts, kind if len(parts) == 1 else kind.value_type)
+    return found
+
+
+def _check_columns(plan: Plan, kept: Mapping[str, pa.DataType], path: Path) -> None:
+    """Raise InputError if columns of the output would have one name, or a type it cannot hold."""
+    columns = plan.task.columns
+    ids = dict(columns.id_fields) or {"set": plan.set_type}
+    for name in columns.set_names if len(columns.set_names) > 1 else ():
+        if name == ROW or WEIGHTS.fullmatch(name):
+            raise InputError(f"the set column cannot be named {name!r}. Rename it.")
+    seen = {*ids, ROW}
+    for name, kind in kept.items():
+        for part in axes_of(name, kind):
+            if part in seen or WEIGHTS.fullmatch(part):
+                raise InputError(
+                    f"the output has a column {part!r} already. Omit {name!r} from --keep."
+                )
+            seen.add(part)
+    for name, kind in (ids | _types_of_parts(kept)).items() if path.suffix == ".csv" else ():
+        if not CsvSink.can_store(kind):
+            raise InputError(
+                f"CSV files cannot store the column {name!r}, which is {kind}. Write .parquet or "
+                ".arrow."
+            )
 
 
 def _is_slide(schema: pa.Schema, columns: ColumnSpec) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -48,16 +50,19 @@ def read_labels(
     Args:
         path: The table.
         target: The column with the labels.
-        keys: The columns of the set ids; none if sets are files. A text column of the table then
-            names them, by path, name or name without suffix: the one that names most of them, and
-            of several the first.
+        keys: The columns of the set ids; none if sets are files. A column of text then names them,
+            by path, name or name without suffix: the one that names most of them. All columns of a
+            CSV file may be text, so that 007 names 007.h5.
         group: A column with groups, or None.
         sets: The ids of the sets, if they are files.
 
     Raises:
-        InputError: A column is missing, a set has two labels, or a name is ambiguous.
+        InputError: A column is missing, a set has two labels, or a name or the column of names is
+            ambiguous.
     """
-    with open_reader(Path(path), keys) as reader:
+    with open_reader(Path(path)) as reader:
+        others = [name for name in reader.schema.names if name != target]
+    with open_reader(Path(path), keys or others) as reader:
         names = reader.schema.names
         own = list(keys) or _text_columns(reader.schema, target, path)
         for name in (*own, target, *([group] if group else [])):
@@ -261,7 +266,9 @@ def _plain(values: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def _text_columns(schema: pa.Schema, target: str, path: str | Path) -> list[str]:
-    found = [field.name for field in schema if field.name != target and is_text(field.type)]
+    kinds = {field.name: field.type for field in schema if field.name != target}
+    plain = {n: k.value_type if pa.types.is_dictionary(k) else k for n, k in kinds.items()}
+    found = [name for name, kind in plain.items() if is_text(kind)]
     if not found:
         raise InputError(f"{path} has no column of text that could name the files.")
     return found
@@ -277,25 +284,41 @@ def _as_files(
         sets: The paths of the files.
         path: The table.
     """
-    known: dict[str, list[str]] = {}
+    exact, plain, short = defaultdict(list), defaultdict(list), defaultdict(list)  # by name
     for file in sets:
         full = Path(file)
-        for name in {full.as_posix(), full.name, full.name.split(".")[0], full.stem}:
-            known.setdefault(name, []).append(file)
+        for name in {full.as_posix(), full.name}:
+            exact[name].append(file)
+        for name in {full.stem, Path(full.name.removesuffix(".gz")).stem}:
+            plain[name].append(file)
+        short[full.name.split(".")[0]].append(file)
     folder = Path(path).resolve().parent
 
-    def candidates(name: str) -> list[str]:
-        if "\0" in name:  # no path has it
+    @cache
+    def candidates(name: str | None) -> list[str]:
+        if not name or "\0" in name:  # no path has it
             return []
-        found = known.get(name) or known.get((folder / name).as_posix())
-        return found or known.get(Path(name).resolve().as_posix()) or []
+        paths = (name, (folder / name).resolve().as_posix(), Path(name).resolve().as_posix())
+        found = (exact.get(one) for one in paths)
+        return next(filter(None, (*found, plain.get(name), short.get(name))), [])
 
-    def count(column: str) -> int:
-        named = {name for name in columns[column] if name}
-        return len({file for name in named for file in candidates(name)})
+    def count(column: str) -> tuple[int, int]:
+        """Return how many files a column names alone, and how many it may name."""
+        found = [candidates(name) for name in {*columns[column]}]
+        alone = {files[0] for files in found if len(files) == 1}
+        return len(alone), len({file for files in found for file in files})
 
+    counts = {column: count(column) for column in columns}
+    best = max(counts, key=lambda column: counts[column])
+    for other in columns if any(counts[best]) else ():
+        pairs = zip(columns[best], columns[other], strict=True)
+        if counts[other] == counts[best] and any(candidates(a) != candidates(b) for a, b in pairs):
+            raise InputError(
+                f"the columns {best!r} and {other!r} of {path} name the same files, in different "
+                "rows. Leave out the column that does not name the file of each row."
+            )
     found = list[str]()
-    for own in columns[max(columns, key=count)]:
+    for own in columns[best]:
         if own is None:
             raise InputError(f"{path} has a row without the name of a file.")
         files = candidates(own) or [own]

@@ -196,3 +196,23 @@ def test_a_set_of_points_in_a_table(tmp_path, monkeypatch, users):
     with pytest.raises(setfold.InputError, match="shows one set; there are 2"):
         setfold.weigh_sets(*arguments, **options)
     assert [path.name for path in tmp_path.iterdir()] == ["rows.parquet"]
+
+
+@pytest.mark.parametrize("x", [["a", "b"], [[1.0], [2.0]]], ids=["text", "lists"])
+def test_places_that_are_no_numbers(tmp_path, x):
+    pq.write_table(pa.table({"v": [1.0, 2.0], "x": x, "y": [1, 2]}), tmp_path / "rows.parquet")
+    model, options = setfold.GatedAttentionPool(1, 4), {"features": "v", "keep": ["x", "y"]}
+    options["picture"] = tmp_path / "heat.png"
+    with pytest.raises(setfold.InputError, match="needs numbers in the columns x and y; 'x' is"):
+        setfold.weigh_sets(model, tmp_path / "rows.parquet", tmp_path / "heat.parquet", **options)
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.parquet"]
+
+
+def test_odd_names_and_places_far_away(tmp_path, monkeypatch):
+    """Names are no formulas, and the distance of the largest numbers is no number."""
+    figures, path = drawn(monkeypatch), tmp_path / "a$_{$.parquet"
+    pq.write_table(pa.table({"v": [1.0] * 4, "x": [-1.7e308, 0, 1, 1.7e308], "y": [1] * 4}), path)
+    options = {"features": "v", "keep": ["x", "y"], "picture": tmp_path / "heat.png"}
+    model = setfold.GatedAttentionPool(1, 4)
+    setfold.weigh_sets(model, path, tmp_path / "heat.parquet", **options)
+    assert figures[0].get_suptitle() == "a$_{$: weights of 2 elements"

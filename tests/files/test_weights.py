@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 import setfold
 from setfold import cli
 from setfold.files import weights as module
+from setfold.files.inputs import open_reader
 
 MODELS = {
     "attention": lambda: setfold.GatedAttentionPool(2, 4),
@@ -164,3 +165,77 @@ def test_nothing_is_replaced(tmp_path):
     with pytest.raises(setfold.InputError, match="is an input"):
         setfold.weigh_sets(model, rows, rows, set="user", features="x,y", overwrite=True)
     assert pq.read_table(rows).num_rows == 60
+
+
+def weigh(tmp_path, tables, name="w.parquet", **options):
+    """Write tables, and return the weights of their elements as a dictionary."""
+    paths = [tmp_path / f"{number}.parquet" for number in range(len(tables))]
+    for path, columns in zip(paths, tables, strict=True):
+        pq.write_table(pa.table(columns), path, row_group_size=2)
+    model = setfold.GatedAttentionPool(1, 4).eval()
+    chosen = {"set": "user", "features": "v"} | options
+    try:
+        setfold.weigh_sets(model, paths, tmp_path / name, **chosen)
+    finally:
+        assert {path.name for path in tmp_path.iterdir()} - {name} == {path.name for path in paths}
+    with open_reader(tmp_path / name) as reader:
+        return pa.Table.from_batches(reader.read(reader.schema.names, rows=1 << 16)).to_pydict()
+
+
+ROWS = {"user": [1, 1, 2], "v": [1.0, 2.0, 3.0]}
+LISTS = {"user": [1, 2], "v": [[1.0, 2.0], [3.0]]}
+
+
+@pytest.mark.parametrize("other", [[[1], [2, 3]], [[1, 2], None]], ids=["lengths", "null"])
+def test_lists_of_other_lengths_are_not_kept(tmp_path, other):
+    with pytest.raises(setfold.InputError, match="the lists to keep differ in length"):
+        weigh(tmp_path, [LISTS | {"other": other}], explode=True, keep=["other"])
+    assert not (tmp_path / "w.parquet").exists()
+
+
+@pytest.mark.parametrize("keep", [["fixed"], ["jagged"], ["fixed", "jagged"]], ids=str)
+def test_lists_beside_lists_of_fixed_length(tmp_path, keep):
+    pairs = [[1, 2], [3, 4]]
+    fixed = pa.array(pairs, pa.list_(pa.int64(), 2))
+    table = {"user": [1, 2], "v": fixed.cast(pa.list_(pa.float32(), 2))}
+    found = weigh(tmp_path, [table | {"fixed": fixed, "jagged": pairs}], explode=True, keep=keep)
+    assert all(found[name] == [1, 2, 3, 4] for name in keep)
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow", "csv"])
+def test_kept_values_in_other_types(tmp_path, suffix):
+    """Dictionaries differ from file to file, views cannot be taken from, and numbers are wider."""
+    tables = [
+        ROWS
+        | {
+            "kind": pa.array([f"a{number}", "b", None]).dictionary_encode(),
+            "view": pa.array(["x", "y", f"{number}"], pa.string_view()),
+            "size": pa.array([1, 2, number], pa.int32() if number else pa.int64()),
+        }
+        for number in range(2)
+    ]
+    found = weigh(tmp_path, tables, f"w.{suffix}", keep=["kind", "view", "size"])
+    missing = "" if suffix == "csv" else None
+    assert [one or missing for one in found["kind"]] == ["a0", "b", missing, "a1", "b", missing]
+    assert found["view"] == ["x", "y", "0", "x", "y", "1"]
+    assert found["size"] == [1, 2, 0, 1, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "message"),
+    [
+        ([{"k": [1, 2, 3]}, {"k": ["1", "2", "3"]}], {}, "is string; in earlier inputs it is int"),
+        ([{"k": [2**53 + 1] * 3}, {"k": [0.5] * 3}], {}, "is double in some inputs"),
+        ([{"k": [[1], [2], [3]]}], {"name": "w.csv"}, "CSV files cannot store the column 'k'"),
+        ([{"k": [b"\xff"] * 3}], {"name": "w.csv"}, "CSV files cannot store the column 'k'"),
+        ([{"weight_0": [1, 2, 3]}], {"keep": ["weight_0"]}, "has a column 'weight_0' already"),
+        ([{"k": [1, 2, 3]}], {"set": "user,k", "keep": ["k"]}, "has a column 'k' already"),
+        ([{"row": [7, 8, 9]}], {"set": "user,row", "keep": []}, "cannot be named 'row'"),
+        ([{"weight": [7, 8, 9]}], {"set": "user,weight", "keep": []}, "cannot be named 'weight'"),
+    ],
+    ids=["text", "digits", "lists", "bytes", "weights", "id", "row", "weight"],
+)
+def test_what_the_output_cannot_hold(tmp_path, columns, options, message):
+    tables = [ROWS | more for more in columns]
+    with pytest.raises(setfold.InputError, match=message):
+        weigh(tmp_path, tables, **{"keep": ["k"]} | options)

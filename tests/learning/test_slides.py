@@ -98,3 +98,52 @@ def test_the_column_that_names_most_files(tmp_path, columns, expected):
     pa.feather.write_feather(table, tmp_path / "labels.arrow")
     found = read_labels(tmp_path / "labels.arrow", "label", (), None, SLIDES)
     assert list(found.values) == expected
+
+
+@pytest.mark.parametrize(
+    ("files", "rows"),
+    [
+        (["p.1.h5", "p.2.h5"], "case_id,slide_id,label\np,p.1,0\np,p.2,1"),
+        (["p.h5", "p.1.h5"], "slide_id,label\np,0\np.1,1"),
+        (["p.1.csv.gz", "p.2.csv.gz"], "slide_id,label\np.1,0\np.2,1"),
+        (["007.h5", "08.h5"], "slide_id,label\n007,0\n08,1"),
+        (["a/p.h5", "b/p.h5"], "slide_id,label\n../a/p.h5,0\n../b/p.h5,1"),
+    ],
+    ids=["patients", "one name begins another", "two suffixes", "numbers", "relative paths"],
+)
+def test_the_files_that_a_table_names(tmp_path, files, rows):
+    table = tmp_path / "labels" / "table.csv"
+    table.parent.mkdir()
+    table.write_text(rows)
+    sets = [str(tmp_path / name) for name in files]
+    found = read_labels(table, "label", (), None, sets)
+    assert found.values == dict(zip(sets, (0, 1), strict=True))
+
+
+def test_names_in_a_dictionary(tmp_path):
+    table = pa.table({"slide": pa.array(["a", "b"]).dictionary_encode(), "label": [0, 1]})
+    pa.feather.write_feather(table, tmp_path / "labels.arrow")
+    found = read_labels(tmp_path / "labels.arrow", "label", (), None, ["/s/a.h5", "/s/b.h5"])
+    assert found.values == {"/s/a.h5": 0, "/s/b.h5": 1}
+
+
+def test_a_name_in_two_folders(tmp_path):
+    (tmp_path / "labels.csv").write_text("slide,label\na,0\na,1")
+    with pytest.raises(setfold.InputError, match=r"'a' in .* may be /s/a\.h5 or /t/a\.h5"):
+        read_labels(tmp_path / "labels.csv", "label", (), None, ["/s/a.h5", "/t/a.h5"])
+
+
+@pytest.mark.parametrize(
+    "first", [["0", "1", "2"], ["0.h5", "2.h5", "1.h5"]], ids=["index", "same"]
+)
+def test_two_columns_that_name_all_files(tmp_path, first):
+    """A number of each row may look like a name."""
+    slides, sets = ["0", "2", "1"], [f"/s/{number}.h5" for number in range(3)]
+    table = pa.table({"first": first, "slide": slides, "label": [0, 1, 2]})
+    pacsv.write_csv(table, tmp_path / "labels.csv")
+    if first[1] == "1":
+        with pytest.raises(setfold.InputError, match="columns 'first' and 'slide' of"):
+            read_labels(tmp_path / "labels.csv", "label", (), None, sets)
+    else:
+        found = read_labels(tmp_path / "labels.csv", "label", (), None, sets)
+        assert [found.values[name] for name in sets] == [0, 2, 1]
