@@ -93,7 +93,9 @@ class Importing(OpenStore):
         if at is None:
             raise InputError(
                 "the store keeps buckets of time, and a state file has no times. Pass the time of "
-                "its elements as at."
+                "its elements as at.",
+                command="the store keeps buckets of time, and a state file has no times. Pass the "
+                "time of its elements as --at.",
             )
         return bucket_of(round(at.timestamp() * SECOND), self.bucket)
 

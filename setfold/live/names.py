@@ -97,10 +97,12 @@ def pack_names(names: Names, types: Sequence[pa.DataType]) -> list[bytes]:
     if isinstance(names, str | bytes):
         raise InputError(f"expected a list of set ids; got {names!r:.60}. Put it in a list.")
     several = [name if isinstance(name, tuple) else (name,) for name in _values(names)]
-    if any(len(name) != len(types) for name in several):
-        raise InputError(
-            f"a set id of this store has {len(types)} columns; got {several[0]!r:.60}. Pass tuples."
-        )
+    wrong = next((name for name in several if len(name) != len(types)), None)
+    if wrong is not None:
+        has, advice = f"{len(types)} columns", "tuples"
+        if len(types) == 1:
+            has, advice = "one column", "single values, no tuples"
+        raise InputError(f"a set id of this store has {has}; got {wrong!r:.60}. Pass {advice}.")
     if not several:
         return []
     try:

@@ -330,7 +330,8 @@ class LiveSets(Bundling, Upgrading, Removing, Exporting, Importing, Reporting):
     @checked
     def count(self, names: Names, *, last: str | None = None) -> list[int]:
         """Return the number of elements of some sets; the arguments are those of `encode`."""
-        _, wanted, rows = repeated(lambda: self._find(names, last))
+        model, wanted, rows = repeated(lambda: self._find(names, last))
+        model.codec.check(rows)
         counts: dict[bytes, int] = {}
         for row in rows:
             counts[row.name] = counts.get(row.name, 0) + row.count

@@ -22,6 +22,10 @@ BUCKET_BYTES = 8
 SIGN = 1 << 63
 CHECKSUM_BYTES = 8
 KEYS = pa.large_binary()
+DAMAGED = (
+    "the state of a set is damaged: its checksum differs. Run setfold live verify, and restore a "
+    "backup."
+)
 
 
 def join_key(name: bytes, bucket: int) -> bytes:
@@ -93,10 +97,7 @@ class StateCodec:
         names, buckets, counts, checksums, states = zip(*rows, strict=True) if rows else [()] * 5
         keys = list(map(join_key, names, buckets))
         if self._checksums(keys, counts, states) != list(checksums):
-            raise StoreError(
-                "the state of a set is damaged: its checksum differs. Run setfold live verify, and "
-                "restore a backup."
-            )
+            raise StoreError(DAMAGED)
         sets, count = pa.array(keys, KEYS), torch.tensor(counts, dtype=torch.int64)
         parts = self._unpack(states) if self.is_plain else self._unpack_lists(sets, count, states)
         return StateTable(sets, self.shared, count, parts)
@@ -118,6 +119,11 @@ class StateCodec:
         arrow = pa.table([sets, *columns, count.numpy()], schema=self.schema)
         fields = self.shared.fields.items()
         return {name: from_columns(name, field, arrow) for name, field in fields}
+
+    def check(self, rows: Sequence[StateRow]) -> None:
+        """Raise StoreError if a row is damaged."""
+        if self.find_damaged(rows):
+            raise StoreError(DAMAGED)
 
     def find_damaged(self, rows: Sequence[StateRow]) -> list[StateRow]:
         """Return the rows whose checksum differs."""

@@ -146,6 +146,10 @@ def test_export_and_import(facts, run, here, store, tmp_path):
     assert facts("import", "other.db", "states.arrow")["rows"] == 20
     assert facts("import", "other.db", "states.arrow")["duplicates"] == 1
     check("other.db", events(1))
+    run("create", "days.db", "model.safetensors", "--bucket", "1d")
+    code, _, error = run("import", "days.db", "states.arrow")
+    assert (code, "as --at." in " ".join(error.split())) == (2, True)
+    assert facts("import", "days.db", "states.arrow", "--at", "2026-07-01")["rows"] == 20
 
 
 def test_upgrade(facts, run, here, store):

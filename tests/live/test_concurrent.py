@@ -11,7 +11,6 @@ import pyarrow as pa
 import pytest
 
 from setfold import live
-from setfold.errors import StoreError
 from setfold.live import retry
 from setfold.live.names import pack_names
 from setfold.live.sets import LiveSets
@@ -163,7 +162,8 @@ def test_sets_are_locked_in_sorted_order(server, are_new):
     model, url = make_model(), server.url()
     names = [f"user {number}" for number in range(10)]
     rows = random_rows(1, 10).set_column(0, "user", pa.array(names))
-    with live.create(url, model) as sets, live.open(url) as other, ThreadPoolExecutor(1) as pool:
+    with live.create(url, model) as sets, ExitStack() as stack, ThreadPoolExecutor(11) as pool:
+        other, *others = [stack.enter_context(live.open(url)) for _ in range(11)]
         sets.update(rows[:0] if are_new else rows, set="user", batch=("orders", 0))
         keys = [(key, 0) for key in pack_names(names, [pa.large_string()])]
         with sets.database.writing() as transaction:
@@ -171,26 +171,27 @@ def test_sets_are_locked_in_sorted_order(server, are_new):
             shuffled = rows.take([3, 9, 5, 1, 8, 0, 2, 6, 4, 7])
             done = pool.submit(other.update, shuffled, set="user", batch=("orders", 1))
             wait_until(lambda: waiting(sets))
-            assert [is_free(sets, key) for key in keys] == [False] * 6 + [True] * 4
+            locked = list(map(pool.submit, [lock] * 10, others, keys))
+            wait_until(lambda: sum(one.done() for one in locked) + waiting(sets) == 11)
+            assert [one.done() for one in locked] == [False] * 6 + [True] * 4
         assert done.result().rows == 10
         assert_holds(sets, model, rows if are_new else pa.concat_tables([rows] * 2), names)
 
 
-def is_free(sets, key):
-    """Whether no transaction has locked a set."""
-    try:
-        with sets.database.writing() as transaction:
-            transaction.run("SET LOCAL lock_timeout = 20")
-            transaction.fetch(1, [key])
-    except StoreError:
-        return False
-    return True
+def lock(sets, key):
+    """Lock a set for a moment, after those that have locked it."""
+    with sets.database.writing() as transaction:
+        transaction.fetch(1, [key])
 
 
 def waiting(sets):
-    """How many connections of this database wait for a lock."""
+    """How many connections wait for a lock, of those that use the tables of this store."""
     with sets.database.reading() as view:
-        ((found,),) = view.run("SELECT COUNT(*) FROM pg_locks WHERE NOT granted")
+        ((found,),) = view.run(
+            "SELECT COUNT(*) FROM pg_locks WHERE NOT granted AND pid IN (SELECT pid FROM pg_locks "
+            "JOIN pg_class AS c ON c.oid = relation WHERE c.relnamespace = "
+            "current_schema()::regnamespace)"
+        )
     return found
 
 

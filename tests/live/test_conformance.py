@@ -188,8 +188,15 @@ def test_ids_of_several_columns(url):
         sets.update(rows[20:], set=["run", "kind"], batch=("orders", 2))
         expected = encodings(model, rows, names, ["run", "kind"])
         torch.testing.assert_close(sets.encode(names), expected, rtol=1e-12, atol=1e-12)
-        with pytest.raises(InputError, match="2 columns"):
-            sets.count(["a"])
+        with pytest.raises(InputError, match=r"2 columns; got \('a',\). Pass tuples"):
+            sets.count([names[0], "a"])
+
+
+def test_an_id_of_one_column_is_no_pair(url):
+    with live.create(url, make_model()) as sets:
+        sets.update(random_rows(1), set="user", batch=("orders", 1))
+        with pytest.raises(InputError, match=r"one column; got \('a', 'b'\). Pass single values"):
+            sets.count([NAMES[0], ("a", "b")])
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ from torch import nn
 
 import setfold
 from setfold import live
+from setfold.files.tables.table import StateTable
+from setfold.live.states import StateCodec, join_key
 from tests.live.rows import DIM, NAMES, assert_holds, encodings, make_model, random_rows
 
 
@@ -54,6 +56,18 @@ def test_encodings_equal_those_of_all_rows(url, kind):
         assert_holds(sets, model, pa.concat_tables(rows))
     with live.open(url) as sets:
         assert_holds(sets, model, pa.concat_tables(rows), [NAMES[3], NAMES[7], NAMES[3]])
+
+
+@pytest.mark.parametrize("kind", ENCODERS)
+def test_rows_of_states_and_back(kind):
+    """For no sets, for one, and for several."""
+    codec = StateCodec(ENCODERS[kind]().double().eval())
+    for names in ([], ["a"], ["a", "b", "a"]):
+        keys = pa.array([join_key(name.encode(), 0) for name in names], pa.large_binary())
+        elements = torch.randn(len(names), DIM, dtype=torch.float64)
+        rows = codec.to_rows(StateTable.of(codec.encoder, keys, elements))
+        assert codec.to_rows(codec.to_table(rows)) == rows
+        assert sum(row.count for row in rows) == len(names)
 
 
 def test_a_model_that_reads_its_own_columns(url):

@@ -164,6 +164,8 @@ def test_a_damaged_state_is_noticed(url, column):
         with pytest.raises(StoreError, match="damaged"):
             sets.encode(NAMES)
         with pytest.raises(StoreError, match="damaged"):
+            sets.count(NAMES)
+        with pytest.raises(StoreError, match="damaged"):
             sets.update(rows, set="user", batch=("orders", 2))
 
 

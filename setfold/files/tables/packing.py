@@ -155,6 +155,8 @@ def unpack_parts(rows: Sequence[bytes], like: Sequence[Tensor]) -> list[Tensor]:
     sizes = [math.prod(part.shape[1:]) * part.element_size() for part in like]
     if any(len(row) != sum(sizes) for row in rows):
         raise ValueError("a packed state is truncated or too long")
+    if not rows:
+        return [*like]
     content = torch.frombuffer(bytearray().join(rows), dtype=torch.uint8)
     return [
         block.contiguous().view(part.dtype).reshape(len(rows), *part.shape[1:])

@@ -16,7 +16,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from setfold import __version__
-from setfold.errors import SetfoldError
+from setfold.errors import SetfoldError, StoreError
 from setfold.live.service import describe, reads
 from setfold.live.service.changes import Changes
 from setfold.live.service.gate import Gate
@@ -96,6 +96,7 @@ class Service:
 
     async def read(self, request: Request, last: Last = None, head: Head = False) -> Response:
         """Return the number of elements of a set, and its encoding."""
+        reads.check_query([*request.query_params])
         names = reads.ids_in_path(request.scope["raw_path"], SETS)
         found = await self.threads.run(reads.read_one, self.sets, names, last, head)
         return JsonResponse(found)
@@ -112,8 +113,9 @@ class Service:
             return Response(table, media_type=ARROW)
         return JsonResponse(await self.threads.run(reads.read_many, self.sets, names, last, head))
 
-    async def read_all(self, last: Last = None, head: Head = False) -> Any:
+    async def read_all(self, request: Request, last: Last = None, head: Head = False) -> Any:
         """Return the encodings of all sets, sorted by set id, as an Arrow stream."""
+        reads.check_query([*request.query_params])
         parts = self.threads.stream(partial(reads.stream_all, self.sets, last, head))
         first = await anext(parts)  # errors before the first part have a status of their own
         return StreamResponse(_after(first, parts), ARROW, self.options.timeout)
@@ -124,11 +126,14 @@ class Service:
         told = [_shown(name) for name in names]
         loop = asyncio.get_running_loop()
 
-        def delete_and_tell() -> int:
+        def delete_and_tell() -> int:  # in the thread, because the time limit may come before
             try:
-                return self.sets.delete(names)
-            finally:  # an error may come after the deletion, and so may the time limit
+                elements = self.sets.delete(names)
+            except StoreError:  # it may come after the deletion
                 loop.call_soon_threadsafe(self.changes.tell, "deleted", told)
+                raise
+            loop.call_soon_threadsafe(self.changes.tell, "deleted", told)
+            return elements
 
         return JsonResponse({"elements": await self.threads.run(delete_and_tell)})
 

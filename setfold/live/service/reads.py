@@ -35,6 +35,12 @@ def ids_in_path(raw: bytes, prefix: str) -> list[Any]:
     return [parts[0] if len(parts) == 1 else parts]
 
 
+def check_query(names: Sequence[str]) -> None:
+    """Raise InputError if the query of a read has other names than last and head."""
+    if not {*names} <= {"last", "head"}:
+        raise InputError(f"expected last and head in the query; got {', '.join(names):.200}.")
+
+
 def parse_read(body: bytes) -> tuple[list[Any], str | None, bool]:
     """Return what a bulk read asks for: names, last, head.
 

@@ -70,6 +70,20 @@ def test_a_deletion_that_cannot_be_erased_yet_is_told(listening, sets, monkeypat
     assert take() == ("deleted", {"sets": ["ann"]})
 
 
+def test_a_deletion_that_is_refused_is_not_told(listening):
+    take, port, _ = listening
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    post(port, body(1, [("ann", 1, 2)]))
+    assert take() == ("changed", {"sets": ["ann"]})
+    for path, status in (("ann/7", 422), ("bob", 200)):
+        connection.request("DELETE", f"/v1/sets/{path}")
+        answer = connection.getresponse()
+        assert answer.status == status
+        answer.read()
+    connection.close()
+    assert take() == ("deleted", {"sets": ["bob"]})
+
+
 def test_many_sets_come_in_several_events(listening):
     take, port, _ = listening
     names = [f"user {number}" for number in range(2500)]

@@ -200,6 +200,13 @@ def test_all_sets_come_sorted(client, sets):
     assert table["encoding"].to_pylist() == sets.encode([name for name, _, _ in rows]).tolist()
 
 
+@pytest.mark.parametrize("path", ["/v1/sets", "/v1/sets/ann"])
+def test_a_read_with_an_unknown_name_is_refused(client, path):
+    answer = client.get(path, params={"lats": "7d"})
+    assert answer.status_code == 422
+    assert answer.json()["message"] == "expected last and head in the query; got lats."
+
+
 def test_all_sets_of_an_empty_store(client):
     table = pa.ipc.open_stream(client.get("/v1/sets").content).read_all()
     assert table.column_names == ["set", "count", "encoding"]
