@@ -283,7 +283,9 @@ def _ragged(
     elements = chunk.elements
     if encoder.has_features and not context:  # each row on its own, so before they are sorted
         whole = torch.is_grad_enabled() and not split
-        elements = featurize_rows(encoder, elements, len(elements) if whole else FEATURE_ROWS)
+        step = elements.shape[0] if whole else FEATURE_ROWS
+        pieces = elements.unsqueeze(0).split(step, 1)
+        elements = torch.cat([encoder.featurize(p, None, ()) for p in pieces], 1).squeeze(0)
     plain = elements.device.type == "cpu" and elements.dtype in (torch.float32, torch.float64)
     if plain and not (context or torch.is_grad_enabled() or needs_plain_formula()):
         at_once = absorb_ragged(encoder, elements, chunk.index, batch_size, prepared)
@@ -294,16 +296,6 @@ def _ragged(
         if context:
             some = encoder.featurize(some, mask, tuple(part[sets] for part in context))
         yield sets, absorb(some, mask, prepared)
-
-
-def featurize_rows(
-    encoder: StreamingSetEncoder, elements: Tensor, at_once: int = FEATURE_ROWS
-) -> Tensor:
-    """The features of rows (N, ...), some at a time to bound the memory."""
-    if not encoder.has_features:
-        return elements
-    pieces = elements.unsqueeze(0).split(at_once, 1)
-    return torch.cat([encoder.featurize(piece, None, ()) for piece in pieces], 1).squeeze(0)
 
 
 def takes_shortcut(encoder: StreamingSetEncoder, name: str) -> bool:

@@ -90,7 +90,7 @@ def encoders():
         "pool": whole,
         "features": setfold.DeepSets(nn.Sequential(*layers[:2]), 4, ["sum", "max"]),
         "a last layer after the sum": deep,
-        "side by side": setfold.Concat([whole, deep, slots]),
+        "side by side": setfold.Concat([whole, slots]),
     }
 
 
