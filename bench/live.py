@@ -1,7 +1,7 @@
 """Target 16: live sets in a database, compared with raw upserts and with rewriting a file.
 
-The time of a batch is wall time, because a commit waits for the disk; the CPU time of this process
-and of the database stands beside it. Each round gives every contender the same batches.
+The time of a batch is wall time, because a commit waits for the disk; the tables show the CPU time
+of this process and of the database, too. Each round gives every contender the same batches.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ def mean_accuracy(model: None, task: Centroids, **arguments: Any) -> Metrics:
     """Measure the mean of the items themselves.
 
     Args:
-        model: None, as there is no model.
+        model: Always None: nothing is trained.
         task: task with the items.
         arguments: of `Centroids.growing`.
     """
@@ -46,7 +46,7 @@ def discriminant_accuracy(
     """Measure linear discriminant analysis of the supports alone, from two supports per class on.
 
     Args:
-        model: None, as there is no model.
+        model: Always None: nothing is trained.
         task: task with the items.
         supports: increasing sizes at which the states are read. Sizes below two are left out: there
             is no covariance within classes of one item.

@@ -12,7 +12,7 @@ SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 HELP = {
     "requests_total": "Requests by path, method and status.",
     "request_seconds": "Time from the head of a request to the end of its answer.",
-    "updates_total": "Batches by what became of them.",
+    "updates_total": "Batches by result.",
     "rows_total": "Rows of batches: those that count, and those that were dropped.",
     "group_updates": "Updates that shared a transaction.",
     "waiting_updates": "Updates that were accepted and are not applied yet.",
@@ -61,7 +61,7 @@ class Metrics:
     >>> metrics = Metrics()
     >>> metrics.count("updates_total", status="applied")
     >>> print(metrics.text())
-    # HELP setfold_updates_total Batches by what became of them.
+    # HELP setfold_updates_total Batches by result.
     # TYPE setfold_updates_total counter
     setfold_updates_total{status="applied"} 1
     """

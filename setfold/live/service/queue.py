@@ -39,7 +39,7 @@ class UpdateQueue:
     Args:
         sets: The store.
         options: The limits.
-        changes: Who is told about sets that change.
+        changes: Gets the ids of sets that change, for listeners.
         metrics: Where updates are counted.
     """
 
