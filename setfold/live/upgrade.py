@@ -193,7 +193,7 @@ class Upgrading(OpenStore):
 
 
 def _check_number(view: Transaction, number: int) -> bool:
-    """Return whether a model is active, or raise InputError if there is none of that number."""
+    """Return whether a model is active, or raise InputError if no model has that number."""
     rows = {row.number: row for row in view.models()}
     if number not in rows:
         known = ", ".join(map(str, sorted(rows)))

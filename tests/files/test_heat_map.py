@@ -209,7 +209,7 @@ def test_places_that_are_no_numbers(tmp_path, x):
 
 
 def test_odd_names_and_places_far_away(tmp_path, monkeypatch):
-    """Names are no formulas, and the distance of the largest numbers is no number."""
+    """Names are shown as they are, and differences of the largest numbers do not overflow."""
     figures, path = drawn(monkeypatch), tmp_path / "a$_{$.parquet"
     pq.write_table(pa.table({"v": [1.0] * 4, "x": [-1.7e308, 0, 1, 1.7e308], "y": [1] * 4}), path)
     options = {"features": "v", "keep": ["x", "y"], "picture": tmp_path / "heat.png"}

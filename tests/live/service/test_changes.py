@@ -1,4 +1,4 @@
-"""Those who listen are told which sets change."""
+"""Listeners get the ids of the sets that change."""
 
 from __future__ import annotations
 
