@@ -91,6 +91,8 @@ def circumstances(place: Place) -> Circumstances:
         "threads": torch.get_num_threads(),
         "processes": place.processes.size,
     }
+    if preloaded := os.environ.get("LD_PRELOAD"):  # an allocator, say: it changes times
+        machine["preloaded"] = " ".join(Path(name).name for name in preloaded.split())
     return Circumstances(records.commit(), records.versions(), machine)
 
 

@@ -32,7 +32,7 @@ class Circumstances:
         commit: git commit of the code, with a "+" if there were local changes; "unknown" without
             git. Several commits ("abc, def") if another commit resumed the work.
         versions: versions of Python and the relevant packages.
-        machine: processor, device, precision, threads and processes.
+        machine: processor, device, precision, threads, processes and preloaded libraries.
     """
 
     commit: str

@@ -143,6 +143,7 @@ def by_commit(monkeypatch, commit):
 
 def test_checkpoints_tell_in_what_circumstances_they_came_about(tmp_path, monkeypatch):
     by_commit(monkeypatch, "abc")
+    monkeypatch.setenv("LD_PRELOAD", "/usr/lib/liballocator.so")  # for processes that start later
     trained = fit(Training(Line(), 1, 8), tmp_path, precision="bf16-mixed")
     description = files.read(checkpoint(trained.folder))[2]
     assert set(description) == {"settings", "circumstances", "standing"}
@@ -155,6 +156,7 @@ def test_checkpoints_tell_in_what_circumstances_they_came_about(tmp_path, monkey
             "precision": "bf16-mixed",
             "threads": torch.get_num_threads(),
             "processes": 1,
+            "preloaded": "liballocator.so",
         },
     }
     assert asdict(trained.circumstances) == description["circumstances"]
