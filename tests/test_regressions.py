@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -77,6 +79,41 @@ def test_small_chunks_that_overflow_are_noticed(similarity):
         encoder.to_key.weight.mul_(1e15)
         with pytest.raises(setfold.NonFiniteError):
             encoder.readout(encoder.update(encoder.initial_state(), 1e25 * draw(1, 5, 3).float()))
+
+
+OVERFLOWING = {
+    "sigmoid": {},
+    "softmax": {"attention": "softmax"},
+    "sigmoid, max": {"aggregate": "max"},
+    "softmax, max": {"aggregate": "max", "attention": "softmax"},
+    "softmax, weighted mean": {"aggregate": "weighted_mean", "attention": "softmax"},
+    "over elements": None,
+}
+
+
+@pytest.mark.parametrize("length", [1, 5, 300, 3000])
+@pytest.mark.parametrize("name", OVERFLOWING)
+def test_a_logit_that_overflows_is_noticed_or_right(name, length):
+    """Its sign may be wrong, and a weight of 0 or 1 would hide that."""
+    changes, raised = OVERFLOWING[name], 0
+    for seed in range(10):
+        encoder = setfold.AttentionPool(3, 4, 6) if changes is None else make(**changes)
+        torch.manual_seed(seed)
+        elements = torch.randn(1, length, 3)
+        elements[0, -1] *= 1e25
+        with torch.no_grad():
+            encoder.to_key.weight.mul_(1e15)
+            precise = copy.deepcopy(encoder).double().eval()
+            encoder = encoder.float().eval()
+            expected = precise(elements.double())
+            try:
+                found = encoder.readout(encoder.update(encoder.initial_state(1), elements))
+            except setfold.NonFiniteError:
+                raised += 1
+                continue
+        atol = 1e-3 * float(expected.abs().max())
+        torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=atol)
+    assert raised
 
 
 class Squares(setfold.SlotSetEncoder):

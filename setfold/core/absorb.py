@@ -370,23 +370,6 @@ def check_result(fields: Fields, statistics: Statistics) -> None:
                 )
 
 
-def check_logits(peak: Tensor, mask: Tensor | None) -> None:
-    """Raise NonFiniteError if a set with elements has no finite logit; it would appear empty.
-
-    Args:
-        peak: (B, Q), the largest logits.
-        mask: (B, n), True where an element is present, or None.
-    """
-    if needs_plain_formula() or peak.is_meta:
-        return
-    lost = peak == -torch.inf
-    if bool(lost.any()) and (mask is None or bool((lost.any(1) & mask.any(1)).any())):
-        raise NonFiniteError(
-            "the elements are finite, but their logits are not: the elements are too large. Scale "
-            "the elements down. The state is unchanged."
-        )
-
-
 def check_encoding(encoding: Tensor) -> None:
     """Raise NonFiniteError if layers on the way to an encoding have overflowed.
 

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from setfold.core.absorb import check_logits
 from setfold.core.arguments import check_flags, check_heads, check_sizes
 from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.readout import Count
@@ -60,9 +59,7 @@ class SoftmaxPool(StreamingSetEncoder):
     def absorb(self, elements: Tensor, mask: Tensor | None, prepared: Scores) -> Statistics:
         elements = elements.to(prepared[0].dtype)  # features computed under autocast
         with without_autocast(elements.device):
-            peak, sums = softmax_sums(elements, mask, prepared)
-        check_logits(peak, mask)
-        return {"softmax": (peak, sums)}
+            return {"softmax": softmax_sums(elements, mask, prepared)}
 
     def finish(self, statistics: Statistics, count: Count, prepared: Scores) -> Tensor:
         _, sums = statistics["softmax"]

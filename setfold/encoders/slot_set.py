@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize, pad
 
-from setfold.core.absorb import Arrivals, check_logits
+from setfold.core.absorb import Arrivals
 from setfold.core.arguments import check_choice, check_flags, check_sizes
 from setfold.core.encoder import StreamingSetEncoder
 from setfold.core.readout import FIELDS, Count, fields_of, parse_aggregates, read
@@ -306,7 +306,6 @@ class SlotSetEncoder(StreamingSetEncoder):
                     found[name] = (sums,)
                 elif name == "softmax":
                     found[name] = softmax_sums(elements, mask, scores, values, over_slots=True)
-                    check_logits(found[name][0], mask)
                 else:
                     largest = name == "max"
                     extrema = slot_extrema(

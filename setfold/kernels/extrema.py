@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from setfold.kernels.modes import needs_plain_formula
-from setfold.kernels.scores import EPSILON, FoldedScores, Projection, Scores, weigh
+from setfold.kernels.scores import EPSILON, FoldedScores, Projection, Scores, spoil, weigh
 from setfold.kernels.tiles import MAX_ROWS, tile_factor, tiles
 from setfold.native import dispatch as native
 
@@ -154,10 +154,11 @@ def _transposed_weights(tile: Tensor, scores: Scores, attention: str) -> Tensor:
         return weights.transpose(1, 2).contiguous()
     matrix, offset = scores.matrix[:-1], scores.matrix[-1]
     logits = torch.matmul(matrix.t(), tile).add_(offset[:, None])
+    spoilt = spoil(logits, 1)
     if attention == "softmax":
-        return torch.softmax(logits, 1, out=logits)
+        return torch.softmax(logits, 1, out=logits).add_(spoilt)
     activation = logits.sigmoid_().add_(EPSILON)
-    return activation.div_(activation.sum(1, keepdim=True))
+    return activation.div_(spoilt.add_(activation.sum(1, keepdim=True)))
 
 
 def _contributions_at(

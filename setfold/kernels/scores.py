@@ -191,12 +191,23 @@ def _projected_heads(
 def weigh(logits: Tensor, attention: str) -> Tensor:
     """Weights over slots, differentiably: each element's weights sum to 1.
 
-    sigmoid: W_ij = a_ij / sum_l a_il with a = sigmoid(logits) + 1e-8; softmax: over slots.
+    sigmoid: W_ij = a_ij / sum_l a_il with a = sigmoid(logits) + 1e-8; softmax: over slots. They are
+    NaN if a logit is not finite.
     """
+    spoilt = spoil(logits, -1)
     if attention == "softmax":
-        return logits.softmax(-1)
+        return logits.softmax(-1) + spoilt
     activation = logits.sigmoid() + EPSILON
-    return activation / activation.sum(-1, keepdim=True)
+    return activation / (activation.sum(-1, keepdim=True) + spoilt)
+
+
+def spoil(logits: Tensor, dim: int) -> Tensor:
+    """Zeros, summed over a dimension that stays; NaN where a logit is not finite.
+
+    A logit that overflows may have the wrong sign: a part of its sum has overflowed before the rest
+    was added. A weight of 0 or 1 would hide that.
+    """
+    return (logits.detach() * 0.0).sum(dim, keepdim=True)
 
 
 def weigh_(logits: Tensor, attention: str, ones: Tensor) -> Tensor:
@@ -204,10 +215,11 @@ def weigh_(logits: Tensor, attention: str, ones: Tensor) -> Tensor:
 
     The sum over slots is a matrix-vector product: about twice as fast as a short reduction.
     """
+    spoilt = torch.mv(logits, ones / len(ones)).mul_(0.0)  # as `spoil`, in half the time
     if attention == "softmax":
-        return torch.softmax(logits, -1, out=logits)
+        return torch.softmax(logits, -1, out=logits).add_(spoilt.unsqueeze_(-1))
     activation = logits.sigmoid_().add_(EPSILON)
-    return activation.div_(torch.mv(activation, ones).unsqueeze_(-1))
+    return activation.div_(spoilt.addmv_(activation, ones).unsqueeze_(-1))
 
 
 def weigh_few_(logits: Tensor, attention: str, divisor: int = 1) -> Tensor:
@@ -221,19 +233,21 @@ def weigh_few_(logits: Tensor, attention: str, divisor: int = 1) -> Tensor:
         attention: "sigmoid" or "softmax".
         divisor: of the weights; with the number of rows, weighted sums become means.
     """
-    epsilon, divisors = _constants(logits.shape[-1], divisor, logits.dtype, logits.device)
+    given = logits.shape[-1], divisor, logits.dtype, logits.device
+    epsilon, divisors, shares, zero = _constants(*given)
+    spoilt = torch.mm(logits, shares).mul_(zero)
     if attention == "softmax":
-        weights = torch.softmax(logits, -1, out=logits)
+        weights = torch.softmax(logits, -1, out=logits).add_(spoilt)
         return weights if divisor == 1 else weights.div_(divisor)
     activation = logits.sigmoid_().add_(epsilon)
-    return activation.div_(torch.mm(activation, divisors))
+    return activation.div_(spoilt.addmm_(activation, divisors))
 
 
 @lru_cache(4096)
 def _constants(
     num_slots: int, divisor: int, dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """EPSILON as a tensor, and the divisor (K, 1), once for each slot."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """EPSILON as a tensor, the divisor (K, 1), once for each slot, 1 / K (K, 1), and zero."""
     with torch.inference_mode(False), torch.no_grad():
-        epsilon = torch.tensor(EPSILON, dtype=dtype, device=device)
-        return epsilon, torch.full((num_slots, 1), float(divisor), dtype=dtype, device=device)
+        like = torch.ones(num_slots, 1, dtype=dtype, device=device)
+        return like.new_tensor(EPSILON), like * divisor, like / num_slots, like.new_zeros(())

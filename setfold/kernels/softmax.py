@@ -28,7 +28,7 @@ from setfold.kernels.modes import (
     needs_plain_formula,
 )
 from setfold.kernels.replay import replayed_gradients
-from setfold.kernels.scores import FoldedScores, Projection, Scores, has_own_slots
+from setfold.kernels.scores import FoldedScores, Projection, Scores, has_own_slots, spoil
 from setfold.kernels.sums import PLAIN_ROWS, transposed_product
 from setfold.kernels.tiles import tile_rows, tiles
 from setfold.native import dispatch as native
@@ -71,8 +71,10 @@ def softmax_sums(
     if small and length >= COMPILED_LENGTH:
         small = not _can_compile(elements, mask, scores, projection, over_slots)
     if plain or small or has_own_slots(scores):
-        logits = _mask_logits(_normalized(scores.logits(elements), over_slots), mask)
+        logits = _normalized(scores.logits(elements), over_slots)
+        spoilt, logits = spoil(logits, 1).squeeze(1), _mask_logits(logits, mask)
         peak = logits.detach().amax(1) if plain else _largest(logits.detach())  # (B, Q)
+        peak = peak + spoilt
         return peak, _weighted_sums(_values(elements, projection), logits, peak)
     if torch.is_grad_enabled():
         tensors = (*scores, *(projection or ()))
@@ -92,9 +94,9 @@ def one_tile_log_weights(elements: Tensor, matrix: Tensor) -> tuple[Tensor, Tens
     """
     padded = torch.constant_pad_nd(elements, (0, 1), 1.0)
     logits = torch.log_softmax(torch.mm(padded, matrix), -1)
+    peak = logits.amax(0).add_(spoil(logits, 0).squeeze_(0))
     if len(elements) == 1:  # its weights relative to themselves are 1
-        return logits.squeeze(0), padded.expand(matrix.shape[1], -1)
-    peak = logits.amax(0)
+        return peak, padded.expand(matrix.shape[1], -1)
     return peak, transposed_product(logits.sub_(peak).exp_(), padded)
 
 
@@ -176,14 +178,16 @@ def _stream(
     peak = torch.full(shape, -torch.inf, dtype=precise, device=elements.device)
     sums = torch.zeros(*shape, summed + 1, dtype=precise, device=elements.device)
     room = elements.new_empty(rows, scores.num_slots)
+    shares = elements.new_full((rows,), 1 / rows)
     for sets, part in tiles(batch, length, rows):
         tile = elements[sets, part]  # (b, r, d)
         shown = None if mask is None else mask[sets, part]
         logits = _logits(tile, scores, room, over_slots)
+        spoilt = torch.matmul(shares[: logits.shape[1]], logits).mul_(0.0)  # as `spoil`: (b, Q)
         if shown is not None:
             logits.masked_fill_(~shown.unsqueeze(-1), -torch.inf)
         before = peak[sets]
-        now = torch.maximum(before, _largest(logits))
+        now = torch.maximum(before, _largest(logits).add_(spoilt))
         scale = torch.exp(before - finite(now)).unsqueeze_(-1)  # (b, Q, 1); 0 for the first tile
         weights = logits.sub_(finite(now.to(logits.dtype)).unsqueeze(1)).exp_()
         total, values = sums[sets].mul_(scale), _values(tile, projection)

@@ -22,15 +22,16 @@ NARROWEST = 16  # sides of a product, at least
 @triton.jit
 def _weigh(logits, slot_here, epsilon, SOFTMAX: tl.constexpr):
     """Weights (R, K) from logits, and what turns dL/dW - sum_l W_l dL/dW_l into dL/dlogits."""
+    spoilt = tl.sum(tl.where(slot_here[None, :], logits * 0.0, 0.0), 1)  # see `spoil` in scores.py
     if SOFTMAX:
         logits = tl.where(slot_here[None, :], logits, float("-inf"))
         weights = tl.exp(logits - tl.max(logits, 1)[:, None])
-        weights = weights / tl.sum(weights, 1)[:, None]
+        weights = weights / (tl.sum(weights, 1) + spoilt)[:, None]
         slope = weights
     else:
         sigmoid = tl.where(slot_here[None, :], tl.sigmoid(logits), 0.0)
         weights = tl.where(slot_here[None, :], sigmoid + epsilon, 0.0)
-        scale = 1.0 / tl.sum(weights, 1)[:, None]
+        scale = 1.0 / (tl.sum(weights, 1) + spoilt)[:, None]
         weights = weights * scale
         slope = sigmoid * (1.0 - sigmoid) * scale
     return weights, slope

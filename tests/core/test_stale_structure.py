@@ -295,7 +295,9 @@ def test_weights_that_are_borrowed_are_used_and_given_back(name):
             found = torch.func.functional_call(encoder, borrowed, (elements,))
             assert torch.equal(found, theirs)
             plain = {name: weight.detach().clone() for name, weight in borrowed.items()}
-            assert torch.equal(torch.func.functional_call(encoder, plain, (elements,)), theirs)
+            found = torch.func.functional_call(encoder, plain, (elements,))
+            # tensors that are not parameters may take another path, with other roundings
+            torch.testing.assert_close(found, theirs, rtol=1e-12, atol=1e-12)
             assert torch.equal(encoder(elements), expected)
 
 

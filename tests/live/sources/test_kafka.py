@@ -173,7 +173,9 @@ def test_brokers_and_partitions_that_are_not_there(sets, broker, topic, monkeypa
 @pytest.mark.long
 def test_a_group_shares_the_partitions(store_url, sets, broker, topic):
     broker.send(topic, messages_of(events(1, 40)))
-    url = broker.url(topic)
+    # the broker may wait for a member that joins late, for as long as its session lasts
+    times = {"session.timeout.ms": 2000, "heartbeat.interval.ms": 200}
+    url = broker.url(topic, **times)
 
     def work():
         with live.open(store_url) as own:
