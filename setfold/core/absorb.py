@@ -370,8 +370,8 @@ def check_result(fields: Fields, statistics: Statistics) -> None:
                 )
 
 
-def check_encoding(encoding: Tensor) -> None:
-    """Raise NonFiniteError if layers on the way to an encoding have overflowed.
+def check_encoding(encoding: Tensor, name: str = "encoding") -> None:
+    """Raise NonFiniteError if layers on the way to an encoding, or to weights, have overflowed.
 
     The exact encoding might be representable all the same, so an infinity is not an answer.
     """
@@ -380,7 +380,7 @@ def check_encoding(encoding: Tensor) -> None:
     shown = encoding.detach() if encoding.requires_grad else encoding
     if not math.isfinite(shown.sum().item()) and not bool(shown.isfinite().all()):
         raise NonFiniteError(
-            "the elements are finite, but their encoding is not: the elements are too large, and "
+            f"the elements are finite, but their {name} is not: the elements are too large, and "
             f"layers overflow in {str(shown.dtype).removeprefix('torch.')}. Scale the elements "
             "down, or use a wider dtype."
         )

@@ -11,7 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from setfold.core.absorb import absorb_into, absorb_new, absorb_whole, check_elements
+from setfold.core.absorb import (
+    absorb_into,
+    absorb_new,
+    absorb_whole,
+    check_elements,
+    check_encoding,
+    check_finite,
+)
 from setfold.core.begin import (
     begin,
     current_weights_of,
@@ -214,6 +221,10 @@ class StreamingSetEncoder(Primitives):
             state: of this encoder; if weights are over elements, of all elements.
             elements: (B, n, d), any of them. For a heat map, read the chunks a second time.
 
+        Raises:
+            InputError: shapes, dtypes or devices do not fit.
+            NonFiniteError: elements are not finite, or logits overflow.
+
         >>> import setfold
         >>> encoder, elements = setfold.AttentionPool(3, 4, dim_out=16), torch.randn(2, 100, 3)
         >>> state = encoder.update(encoder.initial_state(2), elements)
@@ -224,8 +235,11 @@ class StreamingSetEncoder(Primitives):
         chunk = Chunk(elements).validate(
             state.batch_size, self.dim_in, state.device, state.weights.dtype
         )
+        check_finite(chunk)
         features = self.featurize(chunk.elements, None, state.context)
-        return self.weigh(features, state, self.prepared_for(state))
+        weights = self.weigh(features, state, self.prepared_for(state))
+        check_encoding(weights, "weight")
+        return weights
 
     def forward(
         self,

@@ -189,7 +189,8 @@ class Max(Reduction):
         return (values.amax(1),)
 
     def join(self, left: Parts, right: Parts) -> Parts:
-        return (torch.where(left[0] >= right[0], left[0], right[0]),)
+        kept = (left[0] >= right[0]) | left[0].isnan()  # NaN propagates
+        return (torch.where(kept, left[0], right[0]),)
 
 
 class Min(Max):
@@ -201,7 +202,8 @@ class Min(Max):
         return (-Max().absorb(-values, mask)[0],)
 
     def join(self, left: Parts, right: Parts) -> Parts:
-        return (torch.where(left[0] <= right[0], left[0], right[0]),)
+        kept = (left[0] <= right[0]) | left[0].isnan()
+        return (torch.where(kept, left[0], right[0]),)
 
 
 class Softmax(Statistic):

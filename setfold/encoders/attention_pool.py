@@ -78,7 +78,8 @@ class SoftmaxPool(StreamingSetEncoder):
                 "state. Call update with the elements first."
             )
         peak, sums = state.statistics["softmax"]
-        logits = prepared.logits(widened(elements))
+        with without_autocast(elements.device):
+            logits = prepared.logits(widened(elements))
         # The mass is at least 1, the weight of the largest logit.
         mass = sums[..., -1].clamp_min(1).unsqueeze(1)
         weights = (exponentials(logits, peak.to(logits.dtype)) / mass).to(elements.dtype)

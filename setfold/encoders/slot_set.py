@@ -401,13 +401,13 @@ class SlotSetEncoder(StreamingSetEncoder):
 
     def weigh(self, elements: Tensor, state: SetState, prepared: Prepared) -> Tensor:
         dtype, elements = elements.dtype, widened(elements)
-        if not state.has_own_slots:
-            return weigh(prepared.scores.logits(elements), self.attention).to(dtype)
-        prepares = (self.prepare(state[i].frame) for i in range(len(state)))
-        logits = [
-            own.scores.logits(some) for own, some in zip(prepares, elements.split(1), strict=True)
-        ]
-        return weigh(torch.cat(logits), self.attention).to(dtype)
+        with without_autocast(elements.device):  # logits of float16 overflow
+            if not state.has_own_slots:
+                return weigh(prepared.scores.logits(elements), self.attention).to(dtype)
+            prepares = (self.prepare(state[i].frame) for i in range(len(state)))
+            sets = zip(prepares, elements.split(1), strict=True)
+            logits = [own.scores.logits(some) for own, some in sets]
+            return weigh(torch.cat(logits), self.attention).to(dtype)
 
 
 def _evaluation_noise(seed: int, num_slots: int, dim_slot: int) -> Tensor:

@@ -104,10 +104,12 @@ class GatedScores(NamedTuple):
     gate_bias: Tensor | None  # (L,)
 
     def logits(self, elements: Tensor) -> Tensor:
-        hidden = linear(elements, self.value_weight, self.value_bias).tanh()
+        inner = linear(elements, self.value_weight, self.value_bias)
+        hidden, spoilt = inner.tanh(), spoil(inner, -1)  # tanh and sigmoid hide infinity
         if self.gate_weight is not None:
-            hidden = hidden * linear(elements, self.gate_weight, self.gate_bias).sigmoid()
-        return linear(hidden, self.out_weight)
+            gate = linear(elements, self.gate_weight, self.gate_bias)
+            hidden, spoilt = hidden * gate.sigmoid(), spoilt + spoil(gate, -1)
+        return linear(hidden, self.out_weight) + spoilt
 
     @property
     def num_slots(self) -> int:
@@ -235,7 +237,7 @@ def weigh_few_(logits: Tensor, attention: str, divisor: int = 1) -> Tensor:
     """
     given = logits.shape[-1], divisor, logits.dtype, logits.device
     epsilon, divisors, shares, zero = _constants(*given)
-    spoilt = torch.mm(logits, shares).mul_(zero)
+    spoilt = torch.mm(logits, shares).mul_(zero)  # as `spoil`
     if attention == "softmax":
         weights = torch.softmax(logits, -1, out=logits).add_(spoilt)
         return weights if divisor == 1 else weights.div_(divisor)

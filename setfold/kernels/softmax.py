@@ -72,7 +72,8 @@ def softmax_sums(
         small = not _can_compile(elements, mask, scores, projection, over_slots)
     if plain or small or has_own_slots(scores):
         logits = _normalized(scores.logits(elements), over_slots)
-        spoilt, logits = spoil(logits, 1).squeeze(1), _mask_logits(logits, mask)
+        shown = logits if mask is None else logits.masked_fill(~mask.unsqueeze(-1), 0)
+        spoilt, logits = spoil(shown, 1).squeeze(1), _mask_logits(logits, mask)
         peak = logits.detach().amax(1) if plain else _largest(logits.detach())  # (B, Q)
         peak = peak + spoilt
         return peak, _weighted_sums(_values(elements, projection), logits, peak)
@@ -94,9 +95,10 @@ def one_tile_log_weights(elements: Tensor, matrix: Tensor) -> tuple[Tensor, Tens
     """
     padded = torch.constant_pad_nd(elements, (0, 1), 1.0)
     logits = torch.log_softmax(torch.mm(padded, matrix), -1)
-    peak = logits.amax(0).add_(spoil(logits, 0).squeeze_(0))
     if len(elements) == 1:  # its weights relative to themselves are 1
-        return peak, padded.expand(matrix.shape[1], -1)
+        peak = logits.squeeze(0)
+        return peak.add_(peak * 0.0), padded.expand(matrix.shape[1], -1)
+    peak = logits.amax(0).add_(logits.amin(0).mul_(0.0))  # as `spoil`, in half the time
     return peak, transposed_product(logits.sub_(peak).exp_(), padded)
 
 
@@ -183,9 +185,12 @@ def _stream(
         tile = elements[sets, part]  # (b, r, d)
         shown = None if mask is None else mask[sets, part]
         logits = _logits(tile, scores, room, over_slots)
+        if shown is not None:
+            hidden = ~shown.unsqueeze(-1)
+            logits.masked_fill_(hidden, 0)  # hidden elements may have any logits
         spoilt = torch.matmul(shares[: logits.shape[1]], logits).mul_(0.0)  # as `spoil`: (b, Q)
         if shown is not None:
-            logits.masked_fill_(~shown.unsqueeze(-1), -torch.inf)
+            logits.masked_fill_(hidden, -torch.inf)
         before = peak[sets]
         now = torch.maximum(before, _largest(logits).add_(spoilt))
         scale = torch.exp(before - finite(now)).unsqueeze_(-1)  # (b, Q, 1); 0 for the first tile

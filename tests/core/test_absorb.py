@@ -241,6 +241,22 @@ def test_a_field_may_be_one_number(length):
         encoder(elements)
 
 
+class Logarithm(nn.Module):
+    def forward(self, elements):
+        return elements.log()
+
+
+@pytest.mark.parametrize("aggregate", ["max", "min", "mean"])
+@pytest.mark.parametrize("row", [0, 69_999])
+def test_nan_of_features_is_noticed_in_every_piece_of_a_large_chunk(aggregate, row):
+    pool = setfold.Pool(3, aggregate)
+    model = setfold.Composition(pool, features=Logarithm()).eval()
+    elements = 1 + torch.rand(1, 70_000, 3)
+    elements[0, row, 1] = -1
+    with torch.no_grad(), pytest.raises(setfold.NonFiniteError, match="the field"):
+        model(elements)
+
+
 PROBED = {
     "slots, mean": True,
     "slots, weighted_mean": True,

@@ -222,6 +222,14 @@ def test_a_part_that_is_not_finite_raises(name, wrong):
                 absorb.check_result(FIELDS, {name: tuple(parts)})
 
 
+def test_joining_keeps_nan_of_either_side(name):
+    whole, other = pieces(name)[:2]
+    for place, part in enumerate(whole):
+        spoilt = (*whole[:place], torch.full_like(part, torch.nan), *whole[place + 1 :])
+        for pair in ((spoilt, other), (other, spoilt)):
+            assert STATISTICS[name].join(*pair)[place].isnan().all()
+
+
 def test_clear_makes_some_sets_exactly_empty():
     whole = {name: parts_of(name, draw(2, 5, WIDTH)) for name in STATISTICS}
     cleared = statistic.clear(FIELDS, whole, torch.tensor([True, False]))

@@ -115,6 +115,25 @@ def test_weights_of_huge_logits_are_none_or_all(dtype):
     assert_close(encoder.weights(state, elements), expected, rtol=1e-3, atol=1e-7)
 
 
+@pytest.mark.parametrize(
+    "encoder", [setfold.SlotSetEncoder(3, 4, 5, 6), setfold.AttentionPool(3, 4, 6)]
+)
+def test_weights_of_logits_that_overflow(encoder):
+    encoder.eval()
+    elements = 1e3 * torch.randn(1, 5, 3)
+    with torch.no_grad():
+        encoder.to_key.weight.mul_(1e3)
+        state = encoder.update(encoder.initial_state(1), elements)
+        with torch.autocast("cpu", torch.float16):  # beyond float16
+            found = encoder.weights(state, elements)
+        assert_close(found, encoder.weights(state, elements), rtol=1e-5, atol=1e-6)
+        with pytest.raises(setfold.NonFiniteError, match="their weight is not"):
+            encoder.weights(state, 3e37 * elements.sign())
+        elements[0, 2, 1] = torch.nan
+        with pytest.raises(setfold.NonFiniteError, match=r"elements\[0, 2, 1\] is nan"):
+            encoder.weights(state, elements)
+
+
 # ---- complaints and compiled programs ----------------------------------------------------------
 
 
