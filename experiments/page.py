@@ -167,7 +167,7 @@ def _summary(recipes: Sequence[Recipe], records: Mapping[str, Sequence[Record]])
         outcome = judge(compared) or recipe.outcome
         result = result_of(compared) or recipe.headline(own)
         group = _NEW if recipe.new else next(name for name, of in _GROUPS.items() if outcome in of)
-        claim, verdict = recipe.summary or recipe.title, _told(outcome, missing(recipe, own))
+        claim, verdict = recipe.summary or recipe.title, _words(outcome, missing(recipe, own))
         groups[group].append([claim, _capitalised(result), verdict or "–", link])
     rows: list[list[Cell]] = []
     for name, several in groups.items():
@@ -194,7 +194,7 @@ def _paragraphs(
         pictures.append(f"![{about}](results/{file})")
     compared, absent = recipe.comparisons(records), missing(recipe, records)
     outcome = judge(compared) or recipe.outcome
-    verdict = f"**Verdict: {_told(outcome, absent)}.**" if outcome else ""
+    verdict = f"**Verdict: {_words(outcome, absent)}.**" if outcome else ""
     texts = [verdict]
     if size is Size.SMALL:
         texts = [
@@ -215,7 +215,7 @@ def _paragraphs(
     ]
 
 
-def _told(outcome: Outcome | None, absent: Sequence[str]) -> str:
+def _words(outcome: Outcome | None, absent: Sequence[str]) -> str:
     """Return a verdict as a text; it may change if methods are absent."""
     return f"{outcome}, so far" if outcome and absent else outcome or ""
 

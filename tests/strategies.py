@@ -26,7 +26,7 @@ def aggregates(names):
 
 
 def seeded(draw):
-    """Weights that hypothesis can repeat: torch's own generator is none of its business."""
+    """Seed torch, so that hypothesis can repeat a case."""
     torch.manual_seed(draw(st.integers(0, 2**16)))
 
 

@@ -128,7 +128,7 @@ def against(
     ['100 points']
     """
     return [
-        Comparison(ours, other, _told(x, unit), values[ours][x], values[other][x], measure, part)
+        Comparison(ours, other, _label(x, unit), values[ours][x], values[other][x], measure, part)
         for other in baselines
         if was_run(values, ours, other)
         for x in (sorted(values[ours]) if at is None else at)
@@ -180,8 +180,8 @@ def changes(
     """
     return [
         Comparison(
-            _told(x, unit),
-            _told(y, unit),
+            _label(x, unit),
+            _label(y, unit),
             method,
             values[method][x],
             values[method][y],
@@ -195,7 +195,7 @@ def changes(
     ]
 
 
-def _told(x: float, unit: str) -> str:
+def _label(x: float, unit: str) -> str:
     return f"{x:,g}{unit.removesuffix('s') if x == 1 else unit}"
 
 

@@ -87,7 +87,7 @@ def _name(method: str, gradient: str) -> str:
     return method if gradient == "none" else f"{method}, {gradient}"
 
 
-def _told(cell: Cell) -> str:
+def _label(cell: Cell) -> str:
     return f"{cell[0]:,} elements, {cell[1]:.1%} needles"
 
 
@@ -156,7 +156,7 @@ def subsets_table(records: Sequence[Record]) -> str:
         ]
         for size, group in sorted(groups.items())
     ]
-    headers = [f"subset of ({GATED}, {_told(key)})", "with a needle", "AUC", "CPU seconds"]
+    headers = [f"subset of ({GATED}, {_label(key)})", "with a needle", "AUC", "CPU seconds"]
     return report.table(headers, rows, digits=3)
 
 
@@ -240,14 +240,14 @@ def section(records: Sequence[Record]) -> Section:
 def comparisons(records: Sequence[Record]) -> list[Comparison]:
     """Compare exact gradients with those of subsets, at equal steps and at equal CPU time."""
     key, found = KEYS[Size(records[0].size)], []
-    for budget, told in ((STEPS, "equal steps"), (TIME, "equal time")):
+    for budget, label in ((STEPS, "equal steps"), (TIME, "equal time")):
         values = values_of(records, budget)
         for method in (SLOTS, GATED):
             exact, subset = (values.get((method, g), {}) for g in ("exact", "subset"))
             for cell in sorted({*exact} & {*subset}, key=lambda cell: (cell != key, cell)):
                 names = f"{method}, exact", f"{method}, subset"
                 seeds = exact[cell], subset[cell]
-                found.append(Comparison(*names, f"{_told(cell)}, {told}", *seeds, AUC))
+                found.append(Comparison(*names, f"{_label(cell)}, {label}", *seeds, AUC))
     return found
 
 
@@ -259,4 +259,4 @@ def headline(records: Sequence[Record]) -> str:
         lines = values_of(records, budget).items()
         here = {_name(*who): line[key] for who, line in lines if key in line}
         ranked[budget] = ranking(here, best=max)
-    return f"AUC with {_told(key)}. Equal steps: {ranked[STEPS]}. Equal CPU time: {ranked[TIME]}"
+    return f"AUC with {_label(key)}. Equal steps: {ranked[STEPS]}. Equal CPU time: {ranked[TIME]}"

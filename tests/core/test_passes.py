@@ -15,7 +15,7 @@ from tests.small import TIGHT, draw, gradients
 
 
 class Gate(nn.Module):
-    """Elements weighed by what random slots found: a pool with a frame of its own."""
+    """Weigh the elements by the readout of random slots, which have a frame of their own."""
 
     def forward(self, elements, summary):
         return elements * summary.mean((1, 2))[:, None, None].tanh()
@@ -93,7 +93,7 @@ def test_training_mode_draws_slots_once_for_all_passes():
     assert_close(found, encoder(elements), **TIGHT)
 
 
-def test_passes_are_told(encoder):
+def test_a_fold_reads_the_chunks_once_per_pass(encoder):
     reads = []
 
     class Chunks:

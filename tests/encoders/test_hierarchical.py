@@ -58,7 +58,7 @@ def test_upper_levels_may_change_under_a_kept_state():
         assert not torch.equal(encoder.readout(state), before)
 
 
-def test_slots_are_normalized_between_levels_unless_told_otherwise():
+def test_slots_are_normalized_between_levels_by_default():
     encoder, values = make(level(3), level(6)), torch.randn(2, 4, 6, dtype=torch.float64)
     found = encoder.activation(values)
     expected = nn.functional.layer_norm(values.relu(), (6,), eps=1e-8)

@@ -93,7 +93,7 @@ def test_an_unknown_recipe_is_an_error_that_names_near_ones(run, name, hint):
     assert hint in errors
 
 
-def test_failures_are_told_at_the_end(run, monkeypatch):
+def test_failures_are_printed_at_the_end(run, monkeypatch):
     monkeypatch.setattr("experiments.running.run", lambda *_, **__: ["tiny: no luck"])
     code, output, errors = run("run", "tiny")
     assert code == 1

@@ -122,7 +122,7 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path):
     assert len(read(tmp_path)) == 5
 
 
-def test_an_error_that_stops_many_runs_is_told_once(tmp_path):
+def test_an_error_that_stops_many_runs_is_printed_once(tmp_path):
     def missing(model):
         raise FileError("the data is missing:\ndownload it.")
 

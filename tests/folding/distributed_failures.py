@@ -147,7 +147,7 @@ def agreement(rank, world):
 
 
 @case()
-def a_failure_is_told(rank, world):
+def a_failure_is_reported(rank, world):
     """Of whatever is to come next, and more than once."""
     for step in (partial(agree, 1, 0, {}, None, CPU), lambda: all_merge(state_of(make()))):
 

@@ -340,7 +340,7 @@ def without_gradients(rank, world):
         for model in (make(aggregate=["mean", "max"]), MODELS["attention_pool"]()):
             with mode():
                 state = model.initial_state()
-                for row in elements.split(1, 1)[rank::world]:  # so small that they are put aside
+                for row in elements.split(1, 1)[rank::world]:
                     state = model.update(state, row)
                 state = all_merge(state)
                 encoding = model.readout(state)

@@ -69,7 +69,7 @@ def survivors(tmp_path_factory):
     return [process.wait() for process in running], failures_in(folder, WORLD)
 
 
-def test_processes_die_as_they_were_told(survivors):
+def test_processes_die_when_they_should(survivors):
     assert survivors[0] == [0, 7, -signal.SIGKILL]
 
 

@@ -321,7 +321,7 @@ def test_what_is_prepared_may_be_put_in_order(form):
     assert_close(found, gradients(model(elements), [model.scale]), **TIGHT)
 
 
-# ---- what cannot be had ----------------------------------------------------------------------------
+# ---- errors ------------------------------------------------------------------------------------
 
 
 def test_second_derivatives_raise_and_are_not_left_out():

@@ -153,7 +153,7 @@ class WorkFolders(Kind):
             return self._outputs()
         finally:
             if self._others() != self.kept:
-                raise NotAllowedError("changed a file that is none of its own")
+                raise NotAllowedError("changed a file that is not its own")
 
     def _others(self) -> dict[str, tuple[int, int]]:
         """All files that are not of the run, with size and time."""

@@ -245,7 +245,7 @@ class Unfinished(setfold.WholeSetEncoder):
         return elements.amax(1) - elements.mean(1)
 
 
-def test_what_a_whole_encoder_raises_is_told():
+def test_what_a_whole_encoder_raises_is_reported():
     report = setfold.check(Unfinished())
     assert "no masks yet" in report["mask"].reason
     assert report["permutation"].verdict == "holds"

@@ -42,7 +42,7 @@ def listening(sets):
 
 
 @on_both
-def test_changes_and_deletions_are_told(listening, sets):
+def test_changes_and_deletions_are_sent(listening, sets):
     take, port, _ = listening
     post(port, body(1, [("bob", 1, 2), ("ann", 1, 2), ("bob", 3, 4)]))
     assert take() == ("changed", {"sets": ["bob", "ann"]})
@@ -54,7 +54,7 @@ def test_changes_and_deletions_are_told(listening, sets):
     assert take() == ("deleted", {"sets": ["ann"]})
 
 
-def test_a_deletion_that_cannot_be_erased_yet_is_told(listening, sets, monkeypatch):
+def test_a_deletion_that_cannot_be_erased_yet_is_sent(listening, sets, monkeypatch):
     def fail():
         raise StoreError("the rows are deleted, but others read them.")
 
@@ -70,7 +70,7 @@ def test_a_deletion_that_cannot_be_erased_yet_is_told(listening, sets, monkeypat
     assert take() == ("deleted", {"sets": ["ann"]})
 
 
-def test_a_deletion_that_is_refused_is_not_told(listening):
+def test_a_deletion_that_is_refused_is_not_sent(listening):
     take, port, _ = listening
     connection = http.client.HTTPConnection("127.0.0.1", port)
     post(port, body(1, [("ann", 1, 2)]))
@@ -93,7 +93,7 @@ def test_many_sets_come_in_several_events(listening):
     assert [name for some in found for name in some] == names
 
 
-def test_a_stop_is_told(listening):
+def test_a_stop_is_sent(listening):
     take, _, running = listening
     running.should_exit = True
     assert take() == ("stopped", {"reason": "the service stops."})
@@ -124,7 +124,7 @@ def test_the_number_of_listeners_has_a_limit(sets):
         second.close()
 
 
-def test_a_client_that_is_too_slow_is_dropped_and_told_so():
+def test_a_client_that_is_too_slow_is_dropped_with_a_reason():
     metrics = Metrics()
 
     async def listen():
