@@ -4,7 +4,8 @@
 
 Published log-likelihoods per point: oracle -1.4726, rFF + pooling -2.0006, rFF + PMA -1.6680,
 ISAB(16) + PMA -1.5009.
-Measured: not yet.
+Measured: Oracle -1.4800; Set Transformer -1.6609; SSE → Set Transformer -1.8730; PMA -1.8994; SSE,
+slots apart -1.9970; Deep Sets -2.3807.
 """
 
 from __future__ import annotations
@@ -190,13 +191,14 @@ RECIPE = Recipe(
     summary="Amortised clustering: Set Transformer, then PMA, then Deep Sets, as published",
     verdict="""The order is as published: Set Transformer, then PMA, then Deep Sets. The values are
     not: all are below the published numbers by 0.16 to 0.38, after a sixteenth of the training.
-    Slots apart, with the fewest parameters, are between PMA and Deep Sets. A Set Transformer over
-    64 slots has the highest mean of the encoders that need one pass, but no difference from PMA is
-    shown, and it is worse than the Set Transformer over the elements, which reads them three times.
-    We think that precision is not the limit. Which cluster a slot represents must be decided for
-    each set, and that needs attention between elements or between slots, which slots alone do not
-    have.""",
-    cut="""3,000 batches of 10 sets instead of 50,000. The Set Transformer has two ISABs with
-    16 inducing points, and layer norms.""",
+    Slots apart, with the fewest parameters, are better than Deep Sets, and no difference from PMA
+    is shown. A Set Transformer over 64 slots has the highest mean of the encoders that need one
+    pass, but no difference from PMA is shown either, and it is worse than the Set Transformer over
+    the elements, which reads them three times. No method gains from more than 1,000 streamed
+    points, so precision is not the limit. We think that this is: which cluster a slot represents
+    must be decided for each set, and that needs attention between elements or between slots, which
+    slots alone do not have.""",
+    cut="""3,000 batches of 10 sets instead of 50,000. The Set Transformer has two ISABs with 16
+    inducing points, and layer norms.""",
     minutes=40,
 )

@@ -159,11 +159,10 @@ RECIPE = Recipe(
     before it sees them. Few methods gain from 500 to 1000 points; their weights were fine-tuned
     with 200. After a tenth of the paper's epochs, the methods of the paper are below its numbers by
     0.2 to 2.5 points, Deep Sets least; section 25 trains longer.""",
-    cut="""20 epochs instead of 200. Layers before the pool have 128, 128 and 256 units instead
-    of 256 each. Models are trained with 100 points. For more points, they are fine-tuned for
-    one epoch with 200 points and tested with 200, 500 and 1000. There are no results for 5000
-    points: the prepared file has 2,048 points per shape. It also lacks 141 of the 12,311
-    shapes.""",
+    cut="""20 epochs instead of 200. Layers before the pool have 128, 128 and 256 units instead of
+    256 each. Models are trained with 100 points. For more points, they are fine-tuned for one epoch
+    with 200 points and tested with 200, 500 and 1000. There are no results for 5000 points: the
+    prepared file has 2,048 points per shape. It also lacks 141 of the 12,311 shapes.""",
     minutes=105,
     seeds={Size.SMOKE: 1, Size.SMALL: 3, Size.PAPER: 3},
 )
