@@ -3,7 +3,8 @@
     python -m experiments run neural-processes-large --size small     # about 20 minutes on one core
 
 Not in the paper.
-Measured: not yet.
+Measured: CelebA, 64 × 64: NLL with 4000 pixels: Places, 32 × 32 -0.666; All pixels attended -0.586;
+LBANP -0.413; CMANP -0.155; SSE, slots attended -0.038; Deep Sets 0.105.
 """
 
 from __future__ import annotations
@@ -49,19 +50,27 @@ RECIPE = Recipe(
     name="neural-processes-large",
     title="Streaming completion of larger faces",
     claim="""This experiment is not in the paper. Images have 64 × 64 pixels, four times as many as
-    in "Streaming completion as a neural process". Do encoders that fold in one pass still come close
-    to attention to all pixels?""",
+    in "Streaming completion as a neural process". Do encoders that fold in one pass still come
+    close to attention to all pixels?""",
     runs=runs,
     section=section,
     headline=processes_headline,
     comparisons=comparisons,
     new=True,
     summary="Encoders that attend in one pass complete larger images better than Deep Sets",
-    verdict="",
-    cut="""The paper has no such experiment. 8,000 steps. 125 of 1,000 test images, the
-    same for all methods, because attention to 4000 pixels is slow to measure. Everything else is as
-    for images of 32 × 32 pixels: the same models but for the grid, and no choice was made on these
-    images.""",
+    verdict="""All three encoders that attend in one pass are better than Deep Sets. Only slots with
+    places come close to attention to all pixels, and on these images they have the lower mean NLL
+    and squared error at every number of pixels; with 1,000 pixels the difference is shown, with
+    4,000 it is not. They no longer improve from 2,000 to 4,000 pixels, four times as many as in
+    training, where attention still does. CMANP and attended slots gain little from more than 500
+    pixels and are behind attention to all pixels by 0.4 to 0.6 nats with 1,000 and more. LBANP,
+    which reads all pixels in every layer, is between them and attention. The training is short for
+    all. LBANP and attention to all pixels still improved much in its second half, places little,
+    and places took twice the CPU time of attention, so longer training may change the order of
+    these.""",
+    cut="""The paper has no such experiment. 8,000 steps. 125 of 1,000 test images, the same for all
+    methods, because attention to 4000 pixels is slow to measure. Everything else is as for images
+    of 32 × 32 pixels: the same models but for the grid, and no choice was made on these images.""",
     minutes=20,
     seeds={Size.SMOKE: 1, Size.SMALL: 3, Size.PAPER: 3},
 )
